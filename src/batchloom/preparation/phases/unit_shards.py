@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Self, final
 
 import msgspec
 import numpy as np
@@ -26,9 +26,9 @@ from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.unit_files import (
     FIELD_NAMES,
     MEDIA_NAMES,
+    concatenate_ranges,
     read_unit_fields,
     read_unit_media,
-    split_ranges,
     stored_lengths,
     tokens_file_name,
     trained_file_name,
@@ -60,7 +60,6 @@ from batchloom.store.format import (
 from batchloom.store.write import ShardWriter, make_folder, sync_folder
 
 _CHUNK_TOKENS = 1 << 20
-_CHUNK_BYTES = 1 << 20
 
 
 class UnitSidecars(NamedTuple):
@@ -250,10 +249,7 @@ def _iter_flags(path: Path) -> Iterator[NDArray[np.uint8]]:
 
 def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
-    settings = unit_shards.settings
-    for name, checksum in unit_shards.checksums.items():
-        _check_unchanged(unit_shards.folder / tokens_file_name(name), checksum)
-    sidecars = _read_unit_sidecars(unit_shards)
+    settings, sidecars = unit_shards.settings, _read_unit_sidecars(unit_shards)
     writers = {
         name: SubsetWriter(
             folder / name,
@@ -271,7 +267,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
-                    tokens, trained = batch.tokens[code], batch.trained[code]
+                    tokens, trained = batch.tokens[code]
                     writer.add(batch.rows, tokens, batch.starts, subset_indices, trained, batch.first)
             if sidecars.signatures is not None:
                 release_pages(sidecars.signatures.keys)
@@ -281,31 +277,58 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
             writer.abandon()
 
 
-def _check_unchanged(path: Path, checksum: str) -> None:
-    """Raise if a token file has changed, which no later check could detect."""
-    digest = xxhash.xxh3_128()
-    with translate_read_errors(path), path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    if digest.hexdigest() != checksum:
-        work = next(folder for folder in path.parents if folder.name == WORK_NAME)
-        raise StoreConflictError(
-            f"{path} holds other bytes than were written; delete {work} to start over, and check the disk."
+@final
+class _UnitTokenReader:
+    """Reader of a subset's tokens and flags from front to back; a context manager."""
+
+    def __init__(self, folder: Path, subset: str, dtype: np.dtype[np.generic]) -> None:
+        self._path, self._dtype, self._hash = folder / tokens_file_name(subset), dtype, xxhash.xxh3_128()
+        flags_path = folder / trained_file_name(subset)
+        with contextlib.ExitStack() as stack, translate_read_errors(self._path):
+            self._tokens = stack.enter_context(self._path.open("rb"))
+            self._flags = stack.enter_context(flags_path.open("rb")) if flags_path.exists() else None
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def read(self, count: int) -> tuple[NDArray[np.generic], NDArray[np.uint8] | None]:
+        """Return the next tokens and their flags or weight codes; None if all are trained."""
+        with translate_read_errors(self._path):
+            tokens = np.fromfile(self._tokens, self._dtype, count)
+            flags = None if self._flags is None else np.fromfile(self._flags, np.uint8, count)
+        if len(tokens) < count or (flags is not None and len(flags) < count):
+            raise self._make_changed_error()
+        self._hash.update(tokens.data)
+        return tokens, flags
+
+    def check(self, checksum: str) -> None:
+        """Raise if other tokens were read than written; no later check could tell."""
+        if self._hash.hexdigest() != checksum:
+            raise self._make_changed_error()
+
+    def _make_changed_error(self) -> StoreConflictError:
+        work = next(folder for folder in self._path.parents if folder.name == WORK_NAME)
+        return StoreConflictError(
+            f"{self._path} holds other bytes than were written; delete {work} to start over, and check the disk."
         )
 
 
 class _ShardBatch(NamedTuple):
-    """Documents of a unit from number ``first`` on, with the tokens of each subset.
+    """Documents of a unit, with the tokens and flags of each subset.
 
-    ``codes`` are the subsets by the shares; ``starts`` is the offset of each document in the tokens of its subset.
+    ``first`` is the number of the first document, ``codes`` are the subsets by the shares, ``starts`` is the
+    offset of each document in the tokens of its subset.
     """
 
     rows: NDArray[np.void]
     remaining_mask: NDArray[np.bool_]
     codes: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    tokens: tuple[NDArray[np.generic], ...]
-    trained: tuple[NDArray[np.uint8] | None, ...]
+    tokens: list[tuple[NDArray[np.generic], NDArray[np.uint8] | None]]
     first: int
 
 
@@ -320,32 +343,27 @@ def _split_by_subset(
 
 
 def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
-    folder, settings = unit_shards.folder, unit_shards.settings
-    files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
-    flags = [folder / trained_file_name(name) for name in SUBSETS]
-    masks = [_map_array(path, np.dtype(np.uint8)) if path.exists() else None for path in flags]
-    token_stops, first = [0] * len(SUBSETS), 0
-    for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
-        remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
-        codes = settings.membership.codes(rows["hash"])
-        starts, token_starts = np.zeros(len(rows), np.int64), tuple(token_stops)
-        for code in range(len(SUBSETS)):
-            selection = codes == code
-            lengths = stored_lengths(rows[selection])
-            stops = np.cumsum(lengths)
-            starts[selection] = stops - lengths
-            token_stops[code] += int(lengths.sum())
-        tokens = tuple(file[a:b] for file, a, b in zip(files, token_starts, token_stops, strict=True))
-        trained = tuple(
-            None if mask is None else mask[a:b] for mask, a, b in zip(masks, token_starts, token_stops, strict=True)
-        )
-        for begin, end in _iter_row_ranges(rows):
-            row_slice = slice(begin, end)
-            selection = (rows[row_slice], remaining_mask[row_slice], codes[row_slice], starts[row_slice])
-            yield _ShardBatch(*selection, tokens, trained, first + begin)
-            for file in files:
-                release_pages(file)
-        first += len(rows)
+    """Yield the documents of a unit, and at the end check the tokens read."""
+    folder, settings, first = unit_shards.folder, unit_shards.settings, 0
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(_UnitTokenReader(folder, name, settings.dtype)) for name in SUBSETS]
+        for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
+            remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
+            codes, lengths = settings.membership.codes(rows["hash"]), stored_lengths(rows)
+            for begin, end in _iter_row_ranges(rows):
+                row_slice, starts = slice(begin, end), np.zeros(end - begin, np.int64)
+                tokens = []
+                for code, reader in enumerate(readers):
+                    selection = codes[row_slice] == code
+                    stops = np.cumsum(lengths[row_slice][selection])
+                    starts[selection] = stops - lengths[row_slice][selection]
+                    tokens.append(reader.read(int(stops[-1]) if stops.size else 0))
+                yield _ShardBatch(
+                    rows[row_slice], remaining_mask[row_slice], codes[row_slice], starts, tokens, first + begin
+                )
+            first += len(rows)
+        for name, reader in zip(SUBSETS, readers, strict=True):
+            reader.check(unit_shards.checksums[name])
 
 
 def _iter_row_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
@@ -431,10 +449,8 @@ class SubsetWriter:
                 raise AssertionError("the first range of a cutter must start a shard")
             shard_rows = rows[shard_indices]
             bounds = starts[shard_indices], starts[shard_indices] + shard_rows["length"]
-            token_chunks = split_ranges(tokens, *bounds)
-            masks = [None] * len(token_chunks) if trained is None else split_ranges(trained, *bounds)
-            for token_chunk, flags in zip(token_chunks, masks, strict=True):
-                self._shard.append(token_chunk, flags)
+            flags = None if trained is None else concatenate_ranges(trained, *bounds)
+            self._shard.append(concatenate_ranges(tokens, *bounds), flags)
             self._rows.append(shard_rows)
             self._positions.append(first + shard_indices)
 

@@ -44,8 +44,6 @@ from batchloom.store.format import (
 _T = TypeVar("_T", bound=np.generic)
 
 _CHUNK_TOKENS = 1 << 20
-# Minimum average tokens of a range for which separate writes are faster than a copy.
-_MIN_RANGE_TOKENS = 2048
 # Number of documents that 32-bit numbers distinguish.
 _MAX_DOCUMENTS = 1 << 32
 
@@ -78,21 +76,12 @@ def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> ND
 
 
 def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    chunks = split_ranges(tokens, starts, stops)
-    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-
-
-def split_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[NDArray[_T]]:
-    """Return the ranges [starts, stops) of ``tokens`` as arrays to write in sequence.
-
-    Adjacent ranges are merged; large ones are views, small ones are concatenated.
-    """
+    """Return the ranges [starts, stops) in sequence; a view if they are adjacent."""
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
     chunks = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    small = int((ends - begins).sum()) < _MIN_RANGE_TOKENS * len(chunks)
-    return [np.concatenate(chunks)] if small and len(chunks) > 1 else chunks
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
 def tokens_file_name(subset: str) -> str:
@@ -163,16 +152,15 @@ class UnitFiles:
         for code, name in enumerate(SUBSETS):
             subset_mask = (codes == code) & (rows["seen"] == 0)
             if subset_mask.any():
-                chunks = split_ranges(tokens, starts[subset_mask], stops[subset_mask])
-                for chunk in chunks:
-                    self._hashes[name].update(chunk.data)
+                ranges = starts[subset_mask], stops[subset_mask]
+                subset_tokens = concatenate_ranges(tokens, *ranges)
+                self._hashes[name].update(subset_tokens.data)
                 with wrap_write_errors(self._folder):
-                    for chunk in chunks:
-                        self._open[tokens_file_name(name)].write(chunk.data)
+                    self._open[tokens_file_name(name)].write(subset_tokens.data)
                     if trained is not None or trained_file_name(name) in self._open:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._write_trained_flags(name, split_ranges(flags, starts[subset_mask], stops[subset_mask]))
-                self._tokens[name] += sum(chunk.size for chunk in chunks)
+                        self._write_trained_flags(name, concatenate_ranges(flags, *ranges))
+                self._tokens[name] += subset_tokens.size
         if media:
             self._media.add(media, self._documents)
         self._documents += len(rows)
@@ -231,7 +219,7 @@ class UnitFiles:
         with wrap_write_errors(self._folder):
             self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _write_trained_flags(self, subset: str, flags: Sequence[TokenFlags]) -> None:
+    def _write_trained_flags(self, subset: str, flags: TokenFlags) -> None:
         """Append flags; tokens before the first flags of a subset count as trained."""
         name = trained_file_name(subset)
         if name not in self._open:
@@ -239,8 +227,7 @@ class UnitFiles:
             for start in range(0, self._tokens[subset], _CHUNK_TOKENS):
                 size = min(_CHUNK_TOKENS, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
-        for chunk in flags:
-            self._open[name].write(chunk.data)
+        self._open[name].write(flags.data)
 
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Append the JSON of carried columns: all documents of a job carry some, or none."""

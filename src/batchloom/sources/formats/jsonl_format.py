@@ -1,13 +1,10 @@
 """JSON Lines, one record per line, and the decoding of JSON values into records."""
 
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
@@ -27,8 +24,7 @@ from batchloom.sources.formats.text_format import FixedDelimiter, RecordBlock, i
 _FIRST_RECORDS = 100
 # The excerpt from the beginning of a record shows faults up to this character.
 _MAX_ROW_DEPTH = 40
-_OPEN, _CLOSE, _NEWLINE = b"{}\n"
-_FEW_BYTES, _FEW_LINES = 64 << 10, 16
+_OPEN, _CLOSE = b"{}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -169,77 +165,55 @@ class _JsonlReader:
         """Return the good and bad records of a block of complete lines."""
         if block.offset == 0 and block.data.startswith(BOM):
             block = RecordBlock(len(BOM), block.data[len(BOM) :])
-        batch = self._read_few_at_once(block)
-        if batch is None:
+        batch: Records | None
+        if block.data.isspace():
+            # Millions of empty lines, with or without CR.
+            batch = Records(records_read=block.data.count(b"\n") + (not block.data.endswith(b"\n")))
+        else:
             starts, ends = _find_lines(block.data)
             batch = self._read_all_at_once(block, starts, ends)
-        if batch is None:
-            batch = self._read_one_by_one(block, starts, ends)
+            if batch is None:
+                batch = self._read_one_by_one(block, starts, ends)
         self._record += batch.records_read
         return batch
 
-    def _read_few_at_once(self, block: RecordBlock) -> Records | None:
-        """Read a few faultless lines without arrays, whose overhead dominates small files."""
-        if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
-            return None
-        lines = block.data.removesuffix(b"\n").split(b"\n")
-        max_record_bytes = self._rules.limits.record_bytes
-        if not all(1 < len(line) <= max_record_bytes and line[0] == _OPEN and line[-1] == _CLOSE for line in lines):
-            return None
-        values = self.rows.decode_lines(block.data)
-        if values is None or len(values) != len(lines):
-            return None
-        starts = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=block.offset)
-        records = list(range(self._record, self._record + len(values)))
-        return Records(values=values, records=records, offsets=list(starts), records_read=len(values))
-
-    def _read_all_at_once(
-        self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Records | None:
+    def _read_all_at_once(self, block: RecordBlock, starts: list[int], ends: list[int]) -> Records | None:
         """Return the records of a faultless block; None if there may be a fault."""
-        data = np.frombuffer(block.data, np.uint8)
+        data, most = block.data, self._rules.limits.record_bytes
         # Lines that begin with { and end with } hold complete values: none can continue in the next.
-        if not (
-            len(starts)
-            and (ends - starts).min() >= 2
-            and (ends - starts).max() <= self._rules.limits.record_bytes
-            and (data[starts] == _OPEN).all()
-            and (data[ends - 1] == _CLOSE).all()
+        if not all(
+            1 < end - start <= most and data[start] == _OPEN and data[end - 1] == _CLOSE
+            for start, end in zip(starts, ends, strict=True)
         ):
             return None
-        values = self.rows.decode_lines(block.data)
+        values = self.rows.decode_lines(data)
         if values is None or len(values) != len(starts):
             return None
         return Records(
             values=values,
             records=list(range(self._record, self._record + len(values))),
-            offsets=(starts + block.offset).tolist(),
+            offsets=[block.offset + start for start in starts],
             records_read=len(values),
         )
 
-    def _read_one_by_one(self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
+    def _read_one_by_one(self, block: RecordBlock, starts: list[int], ends: list[int]) -> Records:
         batch = Records(records_read=len(starts))
-        if block.data.isspace():
-            return batch  # millions of empty lines, with or without CR
-        numbers = np.flatnonzero(ends > starts)
-        lines = zip(numbers.tolist(), starts[numbers].tolist(), ends[numbers].tolist(), strict=True)
-        for number, start, end in lines:
+        for record, (start, end) in enumerate(zip(starts, ends, strict=True), self._record):
             line = block.data[start:end]
-            if not line.strip():
-                continue
-            record, offset = self._record + number, block.offset + start
-            batch.add(record, offset, self.rows.decode_record(record, offset, line))
+            if line and not line.isspace():
+                offset = block.offset + start
+                batch.add(record, offset, self.rows.decode_record(record, offset, line))
         return batch
 
 
-def _find_lines(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_lines(data: bytes) -> tuple[list[int], list[int]]:
     """Return the start and end of each line, without its newline."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-    starts = np.empty(len(ends) + 1, np.int64)
-    starts[0] = 0
-    starts[1:] = ends + 1
+    starts, ends = [0], []
+    while (end := data.find(b"\n", starts[-1])) >= 0:
+        ends.append(end)
+        starts.append(end + 1)
     if starts[-1] < len(data):
-        ends = np.append(ends, len(data))
+        ends.append(len(data))
     else:
-        starts = starts[:-1]
+        starts.pop()
     return starts, ends
