@@ -80,17 +80,22 @@ def test_every_dropped_record_is_listed_with_the_kept_one(monkeypatch, dedup, un
     assert check("s").sound
 
 
-def test_without_duplicates_there_is_no_file():
-    prepare_store(write_jsonl("a.jsonl", [{"text": make_text(n)} for n in range(5)]), "s", dedup="near")
-    # An abandoned job may have left one.
-    assert not Path("s", NAME).exists()
-    assert map_dropped_duplicates(Path("s"), 1) is None
-
-
 def append(file, **settings):
     from preparation.test_append import append as append_input
 
     return append_input(file, "s", dedup="near", val_fraction=0.3, **settings)
+
+
+def test_without_duplicates_there_is_no_file():
+    prepare_store(
+        write_jsonl("a.jsonl", [{"text": make_text(n)} for n in range(5)]), "s", dedup="near", val_fraction=0.3
+    )
+    assert map_dropped_duplicates(Path("s"), 1) is None
+    # A job that was killed while it moved its files, and then given up, leaves one.
+    Path("s/report.00002.duplicates").write_bytes(b"of another job")
+    append(write_jsonl("b.jsonl", [{"text": make_text(n)} for n in range(5, 9)]))
+    assert read_manifest(Path("s")).generation == 2
+    assert not [*Path("s").glob("*.duplicates")]
 
 
 def test_an_appended_generation_names_records_of_earlier_ones():
