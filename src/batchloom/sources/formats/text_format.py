@@ -14,7 +14,8 @@ from batchloom.sources.formats.record_faults import (
 )
 
 _BLANKS = re.compile(rb"[ \t\r]*")
-_BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
+# As a delimiter: with the CR of the line before.
+_DELIMITING_BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
 _MAX_BLOCK_BYTES = 8 << 20
 _BLANK_LINE_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
 
@@ -72,7 +73,7 @@ class BlankLineDelimiter:
 
     def first_end(self, buffer: bytes, *, final: bool) -> int:
         """Return the end of the first run of blank lines, -1 if it may be incomplete."""
-        match = _BLANK_LINES.search(buffer)
+        match = _DELIMITING_BLANK_LINES.search(buffer)
         if match is None or not (final or _is_run_complete(buffer, match.end())):
             return -1
         return match.end()
@@ -80,7 +81,7 @@ class BlankLineDelimiter:
     def last_end(self, buffer: bytes) -> int:
         """Return the end of the last complete run of blank lines."""
         last = 0
-        for match in _BLANK_LINES.finditer(buffer):
+        for match in _DELIMITING_BLANK_LINES.finditer(buffer):
             if _is_run_complete(buffer, match.end()):
                 last = match.end()
         return last
@@ -96,7 +97,7 @@ class BlankLineDelimiter:
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return the paragraphs, without surrounding line ends, and their offsets."""
         records, starts, offset = [], [], 0
-        for match in _BLANK_LINES.finditer(block):
+        for match in _DELIMITING_BLANK_LINES.finditer(block):
             records.append(block[offset : match.start()].strip(b"\r\n"))
             starts.append(offset)
             offset = match.end()
