@@ -291,8 +291,8 @@ def _split_end(end: str) -> tuple[str, ...] | None:
     return words[1:] if is_suffix and words[0] == word else None
 
 
-BEGINNINGS = SegmentCache(_split_beginning)
-ENDS = SegmentCache(_split_end)
+_BEGINNINGS = SegmentCache(_split_beginning)
+_ENDS = SegmentCache(_split_end)
 
 
 def _split_core(core: str, rules: _EnglishRules) -> list[str] | None:
@@ -326,9 +326,9 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
         return tuple(words)
     start = segment.index(core)
     beginning, end = segment[:start], segment[start + len(core) :]
-    before = BEGINNINGS[beginning]
+    before = _BEGINNINGS[beginning]
     # A dot depends on the two characters before it.
-    after = ENDS[core[-2:] + end if end.startswith(".") else end]
+    after = _ENDS[core[-2:] + end if end.startswith(".") else end]
     return _split_any_segment(segment) if before is None or after is None else (*before, *words, *after)
 
 

@@ -139,6 +139,13 @@ static uint64_t hash_bytes(const uint8_t *bytes, int64_t size)
     return mix(mix(hash ^ read_bytes(bytes, size)));
 }
 
+static void clear_table(Table *table)
+{
+    memset(table->slots, 0, sizeof(uint32_t) * (table->mask + 1));
+    table->count = table->size = 0;
+    release_large(&table->bytes);
+}
+
 static Entry *find_entry(const Table *table, const uint8_t *key, int64_t size, uint64_t hash)
 {
     for (uint32_t slot = hash & table->mask; table->slots[slot]; slot = (slot + 1) & table->mask) {
@@ -186,9 +193,12 @@ int64_t batchloom_set_rules(const char *prefixes, const char *suffixes, const ch
         classes[(uint8_t)*suffixes] |= SUFFIX;
     for (; *pairs; pairs += 2)
         is_joined[(uint8_t)pairs[0]][(uint8_t)pairs[1]] = 1;
+    clear_table(&reserved);
     if (!reserve(&reserved.bytes, strlen(words)))
         return OUT_OF_MEMORY;
-    for (int64_t size; *words && reserved.count < MOST_RESERVED; words += size + 1) {
+    for (int64_t size; *words; words += size + 1) {
+        if (reserved.count == MOST_RESERVED)
+            return OUT_OF_MEMORY;
         size = strchr(words, '\n') - words;
         memcpy((uint8_t *)reserved.bytes.data + reserved.size, words, size);
         reserved.size += size;
@@ -446,19 +456,14 @@ const void *batchloom_get_unknown(void)
     return unknown.data;
 }
 
-static void clear_segments(void)
-{
-    memset(segment_slots, 0, sizeof(segment_slots));
-    segments.count = segments.size = segment_word_count = 0;
-    release_large(&segments.bytes);
-    release_large(&segment_words);
-}
-
 // Defines the words of at most MOST_UNKNOWN segments: each word ends with a space, and each segment with a line break.
 int64_t batchloom_define(const uint8_t *words, int64_t size, const uint8_t *kinds)
 {
-    if (segments.count + MOST_UNKNOWN > MOST_SEGMENTS || segments.size + size > MOST_SEGMENT_BYTES)
-        clear_segments();
+    if (segments.count + MOST_UNKNOWN > MOST_SEGMENTS || segments.size + size > MOST_SEGMENT_BYTES) {
+        clear_table(&segments);
+        segment_word_count = 0;
+        release_large(&segment_words);
+    }
     if (!reserve(&segments.bytes, segments.size + size) || !reserve(&segment_words, 4 * (segment_word_count + size)))
         return OUT_OF_MEMORY;
     uint8_t *bytes = segments.bytes.data;
