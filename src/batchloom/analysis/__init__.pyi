@@ -30,7 +30,6 @@ from .plan_questions import (
     apply_logged_edits as apply_logged_edits,
     assign_step_ranks as assign_step_ranks,
     choose_last_step as choose_last_step,
-    ensure_tables as ensure_tables,
     find_state_file as find_state_file,
     is_endless as is_endless,
     make_data_label as make_data_label,

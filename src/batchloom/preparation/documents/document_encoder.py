@@ -36,7 +36,7 @@ from batchloom.preparation.documents.token_encoder import (
     weigh_documents,
 )
 from batchloom.preparation.settings.recipe import ChatRecipe, DedupRecipe
-from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
+from batchloom.sources import PartReader, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
 from batchloom.store.format import OBJECTIVES
@@ -111,11 +111,6 @@ class EncodeContext(DocumentEncoder, UnitContext):
 
     def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
         return encode_documents(self, record_parser, documents, weights)
-
-    @property
-    def rules(self) -> ReadRules:
-        """Rules for splitting sources and reading text files."""
-        return self.record_parsers.rules
 
 
 def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:

@@ -1,8 +1,6 @@
 from .inputs import (
     InputArgument as InputArgument,
-    ResolvedInputs as ResolvedInputs,
     as_input_tuple as as_input_tuple,
-    choose_file_settings as choose_file_settings,
     default_tokenizer as default_tokenizer,
     input_name as input_name,
     list_inputs as list_inputs,
@@ -11,7 +9,6 @@ from .inputs import (
 from .recipe_choice import (
     PrepareRequest as PrepareRequest,
     RecipeReference as RecipeReference,
-    default_dedup as default_dedup,
     make_append_request as make_append_request,
 )
 from .recipe_file import (

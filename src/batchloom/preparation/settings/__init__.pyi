@@ -28,7 +28,6 @@ from .recipe import (
     format_token_count as format_token_count,
     is_valid_path as is_valid_path,
     list_recipe_differences as list_recipe_differences,
-    parse_names as parse_names,
     parse_token_count as parse_token_count,
 )
 from .run_settings import (
