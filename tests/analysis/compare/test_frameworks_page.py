@@ -30,7 +30,7 @@ def make_version_table():
     ]
     tested_versions = read_pins()
     rows = [
-        f"| {requirement.package} | >= {requirement.least}{f', < {requirement.below}' if requirement.below else ''} | "
+        f"| {requirement.package} | >= {requirement.least} | "
         f"{tested_versions.get(requirement.package, 'not installed')} |"
         for requirement in all_requirements
     ]

@@ -275,6 +275,24 @@ class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     truncated: Count = 0
 
 
+# A cleaning step: its name, mapped to its settings.
+_CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class _ReadingShape(msgspec.Struct):
+    clean: list[str | _CleanStepShape] = []
+
+
+class _RecipeShape(msgspec.Struct):
+    """Types of the recipe's values that are used before a Recipe checks them all."""
+
+    inputs: list[str] = []
+    sources: list[dict[str, Any]] | None = None
+    reading: _ReadingShape | None = None
+    val_fraction: float | None = None
+    test_fraction: float | None = None
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Content of ``dataset_metadata.json``; the format page documents each field.
 
@@ -536,6 +554,19 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     return manifest
 
 
+def _list_recipe_faults(manifest: Manifest) -> list[str]:
+    """List the first value of the wrong type in each recipe, one phrase each."""
+    older_recipes = {f"history[{index}].recipe": entry.recipe for index, entry in enumerate(manifest.history)}
+    faults = []
+    for recipe_path, recipe in {"recipe": manifest.recipe, **older_recipes}.items():
+        try:
+            msgspec.convert(recipe, _RecipeShape)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).rpartition(" - at `$")
+            faults.append(f"{recipe_path}{path.rstrip('`')}: {message}")
+    return faults
+
+
 def _list_contradictions(manifest: Manifest) -> list[str]:
     problems = []
     tokenizer = manifest.tokenizer
@@ -546,6 +577,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not in the vocabulary")
     problems += _list_objective_faults(manifest)
+    problems += _list_recipe_faults(manifest)
     problems += _list_history_faults(manifest)
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MAX_RECORDS:
