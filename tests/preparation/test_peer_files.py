@@ -797,3 +797,24 @@ def test_an_unsupported_key_in_every_later_record_is_one_line(folder):
         batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
     assert str(caught.value).count("column 'functions'") == 1
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (
+            "{field_instruction: question, field_output: answer}",
+            r'datasets\[0\].type: \{"field_instruction": .* is not read',
+        ),
+        ("[x]", r"datasets\[0\].type: \['x'\] is none of text, "),
+    ],
+)
+def test_a_type_that_is_no_name_is_refused(folder, kind, problem):
+    job = write(folder / "job.yml", f"datasets: [{{path: alpaca.jsonl, type: {kind}}}]")
+    with pytest.raises(SettingsError, match=problem):
+        read_request(job)
+
+
+def test_a_role_that_is_no_text_is_refused():
+    with pytest.raises(SettingsError, match=r"datasets\[0\].mapping.5: unknown role; roles are prompt, "):
+        DatasetConfig(datasets=[{"path": "texts.jsonl", "mapping": {5: "text"}}])

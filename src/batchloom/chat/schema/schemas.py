@@ -397,8 +397,10 @@ def _match_column(column: str, column_names: Container[str], name_by_stripped: M
 
 def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     """Return the problems of a mapping from roles to columns, one sentence each."""
+    # In Python a role may be any object.
+    roles = ", ".join((*COLUMN_ROLES, *MESSAGE_MAPPING_NAMES))
     problems = [
-        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join((*COLUMN_ROLES, *MESSAGE_MAPPING_NAMES))}"
+        f"map.{role}: unknown role{_suggest_role(str(role))}; roles are {roles}"
         for role in mapping
         if role not in COLUMN_ROLES and role not in MESSAGE_MAPPING_NAMES
     ]

@@ -125,10 +125,14 @@ def is_axolotl_config(content: Mapping[str, Any]) -> bool:
     if "pretraining_dataset" in content or ("base_model" in content and isinstance(entries, list)):
         return True
     return isinstance(entries, list) and any(
-        isinstance(entry, dict)
-        and (not MARKER_KEYS.isdisjoint(entry) or entry.get("type") in _TYPES or entry.get("type") in _REFUSED_TYPES)
+        isinstance(entry, dict) and (not MARKER_KEYS.isdisjoint(entry) or _is_axolotl_type(entry.get("type")))
         for entry in entries
     )
+
+
+def _is_axolotl_type(value: object) -> bool:
+    """Return whether the type of a data set is axolotl's: one of its names, or a custom prompt."""
+    return isinstance(value, dict) or (isinstance(value, str) and (value in _TYPES or value in _REFUSED_TYPES))
 
 
 def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
