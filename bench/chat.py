@@ -18,8 +18,7 @@ from pathlib import Path
 
 from batchloom.chat.templates.chat_template import read_built_in
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, encode_conversations
-from batchloom.preparation.documents.conversation_encoder import ChatRecipe
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 
 BATCH = 1024

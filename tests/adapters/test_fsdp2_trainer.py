@@ -110,7 +110,9 @@ def test_a_log_line_cut_by_a_kill_is_written_again(store, tmp_path):
 
 def test_ids_without_a_row_in_the_model_are_refused(store, tmp_path):
     beyond = [{"input_ids": [1, 2, 100_000]}] * 40
-    with pytest.raises(TrainError, match=r"Step 1 of source=.* holds id 100000 .* \d+ embeddings, from id 0"):
+    with pytest.raises(
+        TrainError, match=r"Step 1 of source=.* holds token id 100000, .*embedding \(ids 0 to [\d,]+\)\. Use"
+    ):
         make_trainer(store, tmp_path, beyond).train()
 
 
@@ -193,6 +195,8 @@ def test_weights_that_an_update_made_infinite_become_no_checkpoint(store, tmp_pa
         ([{"input_ids": [1, 2], "position_ids": [0, 0]}], "has position_ids, .*give labels"),
         ([{"input_ids": [1, 2], "label_ids": [1, -100]}], "has label_ids, .*give labels"),
         ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], r"has attention_mask \(with values"),
+        ([{"input_ids": [1, 2], "attention_mask": [1]}], r"has attention_mask \(with values"),
+        ([{"input_ids": [1, 2], "attention_mask": [[1], [1, 1]]}], r"has attention_mask \(with values"),
         ([], "without records"),
         ("data/wiki", "train_dataset is 'data/wiki'.*open_store"),
     ],

@@ -350,6 +350,8 @@ def test_a_store_whose_host_hangs_or_is_missing_blocks_nothing(caplog):
     exchange.publish({"step": 2.0})
     # Earlier metrics are no longer returned.
     assert wait_for(lambda: not exchange.get_rank_metrics())
+    # Requests do not pile up although nothing answers them.
+    assert wait_for(exchange._requests.empty)
 
 
 def test_ranks_that_read_metrics_at_other_steps_or_never_do_not_block(tmp_path, store):

@@ -29,6 +29,7 @@ def test_counts_are_those_of_the_store(tmp_path, monkeypatch, image_processor, w
     monkeypatch.chdir(tmp_path)
     command = shlex.split(report.commands[0])
     assert command[:2] == ["batchloom", "prepare"]
+    assert "--media" not in command
     assert run_command_line([*command[1:], "--val-fraction", "0", "--no-dedup"]) == 0
     store = inspect("store", seq_len=900)
     counted = {}

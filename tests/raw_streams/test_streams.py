@@ -28,6 +28,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
 from batchloom.streaming import merge_states
+from batchloom.testing import write_store
 from raw_streams.streams import (
     STEPS,
     collect_rows,
@@ -195,6 +196,12 @@ def test_a_state_of_another_stream_is_refused(lines, tmp_path):
         Loader(make_small_stream(lines), rank=1, world_size=2, output="numpy").load_state_dict(rank_state)
     with pytest.raises(StateError, match="do not belong together: position"):
         merge_states([rank_state, state])
+    store = write_store(tmp_path / "s", {"train": [[1, 2, 3]] * 20})
+    store_state = Loader(store, seq_len=8, global_batch_size=2, rank=0, world_size=1, output="numpy").state_dict()
+    with pytest.raises(StateError, match="state of a loader of a store, not of a stream"):
+        merge_states([store_state])
+    with pytest.raises(StateError):
+        Loader(make_small_stream(lines), output="numpy").load_state_dict(store_state)
 
 
 def test_a_state_names_the_fields_of_a_recipe_that_differ(lines, tmp_path):

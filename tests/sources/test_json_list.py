@@ -1,6 +1,7 @@
 """JSON files that hold a list: streamed with element offsets, in bounded memory."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -109,6 +110,15 @@ def test_an_element_above_the_limit_is_a_bad_record(tmp_path):
         result = read_inputs(path, limits=ReadLimits(record_bytes=400))
         assert (result.values, result.records) == ([rows[0], rows[3]], [0, 3])
         assert all("record larger than 400 bytes" in sentence for sentence in result.bad)
+
+
+@pytest.mark.parametrize("count", [1 << 20, (1 << 20) + 1])
+def test_a_long_run_of_backslashes_is_scanned_in_linear_time(count):
+    begin = time.process_time()
+    scan = scan_brackets(b'[{"a": "' + b"\\" * count + b'"}]')
+    assert time.process_time() - begin < 5
+    # After an odd number of backslashes the quote is escaped, and the string stays open.
+    assert (scan.depth, scan.in_string) == ((0, False) if count % 2 == 0 else (2, True))
 
 
 VALUES = st.recursive(

@@ -122,7 +122,7 @@ def test_resuming_with_invalid_settings_is_refused(store, config, tmp_path, caps
     assert "from the last line of kind start in log.jsonl" in error
 
 
-def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsys):
+def test_a_file_is_prepared_into_a_temporary_store(config, tmp_path, capsys):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
     args = ["--input-file", text, "--tokenizer", "bytes", "--config-file", config]

@@ -72,7 +72,7 @@ def test_resuming_keeps_the_order_of_the_run(home, capsys):
     assert line.endswith("as the run was started")
 
 
-def test_options_override_the_manifest_and_are_reported(home, capsys):
+def test_options_override_the_manifest(home, capsys):
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     assert train(home, *args, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
     (line,) = read_lines(capsys, "order")
@@ -173,7 +173,7 @@ def test_an_unfinished_preparation_is_continued(home, capsys):
         ),
         (
             ["--data", "s", "--tokenizer", "t"],
-            "requires --input-file or --stream or --dataset-config",
+            "requires --input-file, --stream or --dataset-config",
         ),
     ],
 )

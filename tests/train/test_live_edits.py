@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from batchloom.core import files
 from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
 from batchloom.train import RunFolder, edit_run, submit_edit
+from batchloom.train.run_edits import EditInbox
 from processes import make_rank_environments, run_ranks, start_processes
 from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
 
@@ -227,6 +229,81 @@ def test_a_ban_of_many_documents_is_saved_and_read_again(tmp_path, capfd):
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert [len(entry["ban"]["data"]) for entry in read_journal(out)] == [60_000, 60_500]
     assert edit_run(out, store.path, Edit(step=9, skip=1)).number == 3
+
+
+def test_a_request_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
+    out, errors = tmp_path / "run", []
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    take = EditInbox.take
+
+    def take_and_delete(inbox, run):
+        requests = take(inbox, run)
+        for path, _ in requests:
+            path.unlink()
+        return requests
+
+    def submit():
+        with pytest.raises(StateError) as refused:
+            submit_edit(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
+        errors.append(str(refused.value))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    while not list((out / "edits").glob("*.json")):
+        time.sleep(0.01)
+    monkeypatch.setattr(EditInbox, "take", take_and_delete)
+    _, lines = run_training(store, out, {"steps": 12}, resume=True)
+    thread.join(60)
+    assert "the edit is withdrawn" in errors[0]
+    assert any(line.endswith("was deleted, so the edit is withdrawn") for line in lines)
+    assert read_journal(out) == []
+    assert not list((out / "edits").iterdir())
+    assert read_token_counts(out) == count_plan_tokens(store, 12)
+
+
+def test_an_invalid_request_does_not_drop_the_others(tmp_path, store, monkeypatch):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    take, valid_paths = EditInbox.take, []
+
+    def take_after_submission(inbox, run):
+        requests = take(inbox, run)
+        if not valid_paths:
+            paths = [submit_unanswered(out, Edit(step=11, skip=number)) for number in (4, 3, 2, 1)]
+            for path, content in zip(paths, ("{", '{"taken": {}}', '{"edit": {}, "number": "x"}'), strict=False):
+                path.write_text(content)
+            valid_paths.append(paths[-1])
+        return requests
+
+    monkeypatch.setattr(EditInbox, "take", take_after_submission)
+    _, lines = run_training(store, out, {"steps": 12}, resume=True)
+    assert [line.split("edits/")[1][:6] for line in lines if "Fix the file, or delete it" in line] == [
+        "000001",
+        "000002",
+        "000003",
+    ]
+    assert read_journal(out) == [json.loads(valid_paths[0].read_text())["taken"]]
+
+
+def test_a_dry_run_needs_no_lock(tmp_path, store):
+    out, edit = tmp_path / "run", Edit(step=6, skip=1)
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    (out / "run.lock").unlink()
+    assert not edit_run(out, store.path, edit, dry_run=True).written
+    assert not (out / "run.lock").exists()
+    edit_run(out, store.path, edit)
+    content = (out / "run.lock").read_text()
+    assert not edit_run(out, store.path, Edit(step=7, skip=1), dry_run=True).written
+    assert (out / "run.lock").read_text() == content
+
+
+def test_a_damaged_older_checkpoint_does_not_block_an_edit(tmp_path, store):
+    out = tmp_path / "run"
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    older = RunFolder(out).find_newest_checkpoint()
+    run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    (older / "state.json").write_text("{}")
+    assert edit_run(out, store.path, Edit(step=10, skip=1)).number == 1
 
 
 def test_a_request_that_is_missing_when_read_is_ignored(tmp_path, store):

@@ -128,6 +128,9 @@ def test_a_folder_with_something_in_it_is_refused(store, full_run, tmp_path):
     with pytest.raises(TrainError, match="holds no run"):
         run_training(store, tmp_path / "mine", resume=True)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    (tmp_path / "project" / "data").mkdir(parents=True)
+    with pytest.raises(TrainError, match="not an empty folder and holds no run"):
+        run_training(store, tmp_path / "project")
 
 
 def test_no_file_of_a_run_is_a_pickle(full_run):

@@ -291,9 +291,19 @@ def test_folders_that_cannot_be_finetuned(store, llama, tmp_path, change, messag
 
 def test_weights_in_several_files(store, llama, tmp_path):
     load_model(llama).save_pretrained(tmp_path / "m", max_shard_size="20KB")
+    index = tmp_path / "m" / "model.safetensors.index.json"
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
-    max((tmp_path / "m").glob("model-*.safetensors")).unlink()
-    with pytest.raises(InputError, match="cannot load"):
+    names = json.loads(index.read_text())["weight_map"]
+    for weight_map, message in (
+        ({**names, "lm_head.weight": "../x.safetensors"}, "names '../x.safetensors', which is not a file in this"),
+        ({**names, "lm_head.weight": "x.safetensors"}, "names 'x.safetensors', which is not a file in this folder"),
+        ({}, "names no file"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(InputError, match=message):
+            finetune(store, tmp_path / "m", tmp_path / "other", {"steps": 1})
+    index.write_text("{")
+    with pytest.raises(InputError, match="index.json is not JSON"):
         finetune(store, tmp_path / "m", tmp_path / "other", {"steps": 1})
 
 
@@ -348,7 +358,7 @@ def test_another_tokenizer_is_refused_and_missing_words_are_reported(llama, tmp_
 
     # A folder without a tokenizer gets that of the store.
     _, lines = finetune(store, llama, tmp_path / "run4", {"steps": 1})
-    assert any("no tokenizer.json that can be compared" in line for line in lines)
+    assert any("has no tokenizer.json, so the tokenizers of the data and the model cannot be" in line for line in lines)
     definition = json.loads((tmp_path / "run4" / "model" / "tokenizer.json").read_text())
     assert definition["model"]["vocab"] == VOCABULARY
 

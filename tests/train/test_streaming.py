@@ -117,7 +117,8 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
         ({"data": Path("b"), "media": MediaPaths(processor="c")}, "--processor: c requires --input-file or --stream"),
-        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: ('c',) requires --data or --mixture"),
+        ({"data": Path("b"), "options": StreamOptions(follow_links=True)}, "--follow-links: requires --input-file or"),
+        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: c requires --data or --mixture"),
     ],
 )
 def test_contradicting_options_are_refused(options, problem):

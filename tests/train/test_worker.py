@@ -218,7 +218,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"dataset_type": ""}, "dataset_type: '' is none of dummy, distributed_dummy, "),
+        ({"dataset_type": ""}, "--dataset-type: missing; give dummy, distributed_dummy, huggingface or store"),
         ({"dataset_type": "hugingface"}, "'hugingface' is none of .*did you mean 'huggingface'"),
         ({"dataset_type": "store"}, "dataset_name: missing; store is read from the folder or"),
         (
@@ -230,7 +230,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
             "dummy: 'wiki' is not a setting.* or leave it out",
         ),
         ({"dataset_name": "vocab=1"}, "vocab: 1 is not a whole number from 2"),
-        ({"tokenizer_name": "gpt2"}, "requires huggingface"),
+        ({"tokenizer_name": "gpt2"}, "requires dataset_type huggingface; stores have their own tokenizer"),
         ({"num_steps": 0}, "num_steps: 0 is not a whole number from 1"),
         ({"batch_size": 0}, "batch_size: 0 is not"),
         ({"overlong": "spilt"}, "overlong: 'spilt' is none of split, drop, .*mean 'split'"),
@@ -249,11 +249,11 @@ def test_problems_name_the_options(capsys):
     args = ["worker", "--dataset-name", "wiki=1", "--num-steps", "0"]
     assert command([*args, "--dataset-type", "dummy", "--tokenizer", "gpt2"]) == 2
     error = capsys.readouterr().err
-    assert "--tokenizer: 'gpt2' requires huggingface" in error
+    assert "--tokenizer: 'gpt2' requires dataset_type huggingface; stores" in error
     assert "--num-steps: 0 is not" in error
     assert "For real data give dataset_type huggingface or store" in error
     assert command(args) == 2
-    assert "dataset_type: '' is none of dummy" in capsys.readouterr().err
+    assert "--dataset-type: missing; give dummy, distributed_dummy, huggingface or store" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -73,10 +73,11 @@ def check_batch_ids(model: nn.Module, batch: Batch) -> None:
     """
     if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
         number, rows = unknown_id
+        valid_ids = f" (ids 0 to {rows - 1:,})" if rows else ""
         raise TrainError(
-            f"Step {batch.step + 1} of {batch.origin} holds id {number} and the model has {rows} embeddings, from id "
-            "0: give the model the data was made for, or enlarge it (resize_token_embeddings; for the GPT of "
-            "batchloom train model.vocab_size in its --config-file)."
+            f"Step {batch.step + 1} of {batch.origin} holds token id {number}, which is outside the model's "
+            f"embedding{valid_ids}. Use the model that the data was prepared for, or enlarge it: "
+            "resize_token_embeddings, or for the GPT of batchloom train model.vocab_size in its --config-file."
         )
 
 
@@ -98,8 +99,8 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ran
 def make_divergence_error(fact: str, optimizer: torch.optim.Optimizer) -> TrainError:
     """Return the error of a run whose numbers are not finite."""
     return TrainError(
-        f"{fact} at a learning rate of {optimizer.param_groups[0]['lr']:.3g}: the run diverged. To resume from the "
-        "newest checkpoint or to start again, lower --lr (learning_rate)."
+        f"{fact} at a learning rate of {optimizer.param_groups[0]['lr']:.3g}: the run diverged. Lower the learning "
+        "rate (--lr, learning_rate), then resume from the newest checkpoint or start again."
     )
 
 

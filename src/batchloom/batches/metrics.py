@@ -226,7 +226,7 @@ class MetricsExchange:
         # The thread must not refer to this object, so that None ends it when nothing else does.
         weakref.finalize(self, self._requests.put, None)
         arguments = (self._requests, self._rank_metrics, store, keys, rank)
-        threading.Thread(target=_run_exchange, args=arguments, name="batchloom-board", daemon=True).start()
+        threading.Thread(target=_run_exchange, args=arguments, name="batchloom-metrics", daemon=True).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         self._requests.put(json.dumps(dict(metrics)))
@@ -266,6 +266,9 @@ def _run_exchange(
             )
             # Old values would stay forever and look current.
             rank_metrics.clear()
+            # Requests are discarded from here on; a queue without a reader would grow with every step.
+            while requests.get() is not None:
+                pass
             return
 
 

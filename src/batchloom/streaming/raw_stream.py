@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
 
@@ -79,6 +80,8 @@ _MAX_WORKERS = 1024
 _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
+# Number of files that are searched for conversations, which by default are cut next to texts.
+_MAX_SAMPLED_FILES = 64
 # Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
@@ -168,7 +171,7 @@ class StreamSettings:
     lanes: int | None = None  # number of lanes; None to choose it
     workers: int | Literal["auto"] = "auto"  # worker processes of each rank; 0 for only its own process
     keep: Path | None = None  # folder of a store that grows during training
-    # Sizes that decide units, not the defaults only in tests.
+    # Sizes that determine the units; only tests change them.
     run: RunSettings = field(default_factory=partial(RunSettings, unit_bytes=UNIT_BYTES))
 
     def __post_init__(self) -> None:
@@ -243,6 +246,8 @@ class Stream:
         if settings.choose_overlong:
             self.spec = replace(self.spec, overlong=choose_overlong(sources, record_parsers))
         self._left_out = describe_left_out(self.spec, media=media)
+        cuts_all = settings.choose_overlong and self.spec.overlong == "split"
+        self._cuts_conversations = cuts_all and has_conversations(sources, record_parsers)
         self.lanes = self._choose_lanes(settings.lanes)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
@@ -467,13 +472,15 @@ class Stream:
         self._announced, recipe = True, self.recipe
         if self._left_out:
             _LOG.warning("%s", self._left_out)
-        elif self._settings.choose_overlong:
-            _LOG.info(
+        elif self._cuts_conversations:
+            _LOG.warning(
                 "Documents longer than seq_len %d are cut, conversations too: overlong='drop' drops them all, "
                 "stream(max_tokens=%d) only conversations.",
                 self.spec.seq_len,
                 self.spec.seq_len,
             )
+        elif self._settings.choose_overlong:
+            _LOG.info("Documents longer than seq_len %d are cut; overlong='drop' drops them.", self.spec.seq_len)
         left_out_shares = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
             for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
@@ -529,6 +536,18 @@ def choose_overlong(sources: Sequence[Source], record_parsers: RecordParsers) ->
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
     alone = all(record_parsers.get_parser(source).templated for source in texts_first)
     return "drop" if alone else "split"
+
+
+def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
+    """Return whether sampled files hold conversations.
+
+    The sample begins with the first file of each input that may hold them.
+    """
+    unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
+    first = {source.input: source for source in reversed(unsure)}
+    other_sources = (source for source in unsure if first[source.input] is not source)
+    sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
+    return any(record_parsers.get_parser(source).templated for source in sampled_sources)
 
 
 def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
@@ -593,6 +612,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     lanes: dict[str, list[int]] = {}
     for state in states:
         check_state(state)
+        if "lanes" not in state:
+            raise StateError("This is the state of a loader of a store, not of a stream: load it as it is.")
         lanes |= state["lanes"]
     first = states[0]
     for state in states[1:]:

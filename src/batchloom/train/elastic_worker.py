@@ -74,7 +74,7 @@ def run_worker(
         BatchloomError: any error of prepare, the loader or the loop.
     """
     require_train_packages()
-    folder = RunFolder(config.out)
+    folder = RunFolder(config.out, prepares=config.dataset_type == "huggingface")
     with join_ranks(config.device, alone=alone, print_line=print_line) as ranks:
         # Workers with different settings would wait for each other.
         shared_settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}

@@ -79,7 +79,7 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
 
     After the run began, KeyboardInterrupt describes the remaining files and how to resume.
     """
-    folder = RunFolder(request.run_path)
+    folder = RunFolder(request.run_path, prepares=request.data.dataset_config is not None)
     dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
     settings = _make_run_settings(request, folder, dataset)
     if not request.resume:
@@ -219,7 +219,7 @@ def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
 
 
 def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
-    """Run one optimizer step; TrainError is raised if the loss is not finite."""
+    """Run one optimizer step; raise TrainError if loss or gradient norm is not finite."""
     trained_count = run.ranks.total(float((batch["labels"] != IGNORE_INDEX).sum()))[0]
     set_learning_rate(run.optimizer, lr)
     loss, norm = update_weights(

@@ -233,8 +233,11 @@ class DataRequest:
             for option in list_settings(group_class):
                 allowed, value = _APPLICABLE_SOURCES.get(option.name, _SOURCES), getattr(group, option.name)
                 if value != option.default and not sources & {*allowed}:
-                    alternatives = " or ".join(map(_format_option, allowed))
-                    problems.append(f"{option.option_names[0]}: {value} requires {alternatives}")
+                    *others, last = map(_format_option, allowed)
+                    alternatives = f"{', '.join(others)} or {last}" if others else last
+                    text = ", ".join(value) if isinstance(value, tuple) else str(value)
+                    shown_value = "" if value is True else f" {text}"
+                    problems.append(f"{option.option_names[0]}:{shown_value} requires {alternatives}")
         return problems
 
 
@@ -382,13 +385,20 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
+        # Without the option the command passes an empty string.
+        dataset_type: object = self.dataset_type
+        if not dataset_type:
+            raise_problems(["--dataset-type: missing; give dummy, distributed_dummy, huggingface or store"])
         # Integers of numpy become plain ones, which the ranks exchange as JSON.
         convert_int_settings(self)
         kind, name, problems = self.dataset_type, self.dataset_name, find_problems(self)
         if kind in _DATASET_NAME_HELP and not name:
             problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
         if kind != "huggingface" and self.tokenizer_name is not None:
-            problems.append(f"tokenizer_name: {quote_value(self.tokenizer_name)} requires huggingface")
+            problems.append(
+                f"tokenizer_name: {quote_value(self.tokenizer_name)} requires dataset_type huggingface; stores have "
+                "their own tokenizer, and synthetic data has no text"
+            )
         if kind in SYNTHETIC and name:
             try:
                 parse_synthetic_spec(self.data_source)

@@ -122,7 +122,7 @@ def _is_data_missing(data: DataRequest, ranks: RankGroup) -> bool:
 
 
 def _describe_missing_data(data: DataRequest) -> str:
-    """Return the error of data that does not exist; empty if anything is there."""
+    """Return the error text if the data is missing; empty if it exists."""
     path = data.input_file or Path(data.data or "")
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if is_url(str(data.data)) or not all(map(_is_absent, (path, Path(f"{stem}.bin"), Path(f"{stem}.idx")))):

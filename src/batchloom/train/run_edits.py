@@ -1,6 +1,6 @@
 """Edits of a run: in its newest checkpoint if it is stopped, else by a request.
 
-``edits/000001-k2x9_q4m.json`` requests an edit of a running job. The run reads it between steps and replaces its
+``edits/000001-1f3a9c02.json`` requests an edit of a running job. The run reads it between steps and replaces its
 content with the answer: ``taken``, the edit in the form of the journal, or ``refused``, the reason. A checkpoint
 stores the journal. Until the next checkpoint only the request file has the edit, so a resumed run applies the edits
 its checkpoint lacks again, in the same order. Deleting the file before the answer withdraws the edit.
@@ -8,7 +8,7 @@ its checkpoint lacks again, in the same order. Deleting the file before the answ
 
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.files import describe_missing_path, read_json_object, wrap_os_errors
-from batchloom.core.settings import to_plain
+from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.request import EDIT_TIMEOUT_S
 from batchloom.train.run import TrainRun, check_edited_plan, check_ranks_agree, describe_mixture, make_loader
@@ -61,7 +61,7 @@ class EditRequest(NamedTuple):
     @property
     def applied_fingerprint(self) -> str:
         """Fingerprint of the plan after the edit was applied, else ""."""
-        return str(self.content.get("taken", {}).get("fingerprint", ""))
+        return str((self.content.get("taken") or {}).get("fingerprint", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,13 @@ def edit_run(
                 return False
             return True
 
-        if acquire_lock():
+        if dry_run:
+            if folder.is_locked():
+                print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
+            else:
+                _check_no_pending_edits(folder)
+        elif acquire_lock():
             _check_no_pending_edits(folder)
-        elif dry_run:
-            print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
         elif is_checkpoint(run_path):
             raise TrainError(
                 f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give the "
@@ -176,6 +179,9 @@ def edit_run(
 
 def _check_no_pending_edits(folder: RunFolder) -> None:
     """Refuse an edit while requests are pending that no checkpoint has."""
+    # Without a request a damaged older checkpoint does not matter.
+    if not list_pending_requests(folder.edits, ()):
+        return
     states = [read_checkpoint_state(checkpoint)[1] for checkpoint in folder.list_checkpoints()]
     journal = {entry["fingerprint"] for state in states for entry in state.get("edits", ())}
     if pending_requests := list_pending_requests(folder.edits, journal):
@@ -257,9 +263,10 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
     deadline = time.monotonic() + patience
     while True:
         is_ended = ended()
-        answer = _read_request(path)
-        if answer is None:
+        request = _read_request(path)
+        if request is None:
             raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
+        answer = request.content
         if "taken" in answer:
             return answer
         if "refused" in answer:
@@ -308,18 +315,23 @@ class EditInbox:
         ignored, so that they do not stop a training run.
         """
         has_started, self._has_started = self._has_started, True
-        new_paths = set(_list_request_files(self._folder)) - self._read_paths
+        new_paths = [path for path in _list_request_files(self._folder) if path not in self._read_paths]
         if not new_paths:
             return []
-        read_paths, self._read_paths = self._read_paths, self._read_paths | new_paths
+        self._read_paths.update(new_paths)
         journal = set() if run.loader.streamed else {entry["fingerprint"] for entry in run.loader.plan.journal}
-        try:
-            return list_pending_requests(self._folder, journal, read_paths)
-        except StateError as error:
-            if not has_started:
-                raise
-            run.log.print_line(f"edit   {error}")
-            return []
+        requests = []
+        for path in new_paths:
+            try:
+                request = _read_request(path)
+            except StateError as error:
+                if not has_started:
+                    raise
+                run.log.print_line(f"edit   {error}")
+            else:
+                if request is not None:
+                    requests.append(request)
+        return _select_pending_requests(requests, journal)
 
 
 def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
@@ -336,15 +348,17 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
     for name, plain, applied_fingerprint in run.ranks.all_gather(messages)[0]:
         path = Path(name)
         refusal = _find_refusal(run, plain)
-        if refusal is None:
-            _apply_edit(run, path, plain, step)
-            is_applied = True
-        elif applied_fingerprint:
+        if applied_fingerprint and refusal is not None:
             raise TrainError(
                 f"The run applied the edit in {path} before it was stopped, and cannot apply it again: {refusal} "
                 "Resume with the data and settings it was stopped with, or delete that file to continue without the "
                 "edit."
             )
+        if not run.ranks.total(float(run.ranks.first and path.exists()))[0]:
+            run.log.print_line(f"edit   {path.name} was deleted, so the edit is withdrawn")
+        elif refusal is None:
+            _apply_edit(run, path, plain, step)
+            is_applied = True
         else:
             if run.ranks.first:
                 write_json(path, {"edit": plain, "refused": refusal})
@@ -390,8 +404,8 @@ def _list_request_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if _REQUEST_NAME.fullmatch(path.name))
 
 
-def _read_request(path: Path) -> dict[str, Any] | None:
-    """Return the content of a request file; None if it was deleted.
+def _read_request(path: Path) -> EditRequest | None:
+    """Read a request file; return None if it was deleted.
 
     Raises:
         StateError: it holds no edit.
@@ -403,8 +417,9 @@ def _read_request(path: Path) -> dict[str, Any] | None:
             return None
         fault = str(error)
     else:
-        if isinstance(content.get("taken", content.get("edit")), dict):
-            return content
+        edit = content.get("taken") or content.get("edit")
+        if isinstance(edit, dict) and as_int(content.get("number", 0)) is not None:
+            return EditRequest(path, content)
         fault = "holds no edit"
     raise StateError(
         f"{path} {fault}, and it may be the only record of an edit that the run applied. Fix the file, or delete it to "
@@ -412,22 +427,19 @@ def _read_request(path: Path) -> dict[str, Any] | None:
     )
 
 
-def list_pending_requests(
-    folder: Path, journal: Collection[str], read_paths: Collection[Path] = ()
-) -> list[EditRequest]:
+def list_pending_requests(folder: Path, journal: Collection[str]) -> list[EditRequest]:
     """Return the requests that a run must answer or apply again, in that order.
 
-    ``journal`` holds the fingerprints of the run's edits: requests with these are done. Files in ``read_paths`` are
-    skipped.
+    ``journal`` holds the fingerprints of the run's edits: requests with these are done.
 
     Raises:
         StateError: a file holds no edit.
     """
-    requests = [
-        EditRequest(path, content)
-        for path in _list_request_files(folder)
-        if path not in read_paths and (content := _read_request(path)) is not None
-    ]
+    requests = [request for path in _list_request_files(folder) if (request := _read_request(path)) is not None]
+    return _select_pending_requests(requests, journal)
+
+
+def _select_pending_requests(requests: Sequence[EditRequest], journal: Collection[str]) -> list[EditRequest]:
     pending_requests = [
         request
         for request in requests

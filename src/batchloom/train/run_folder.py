@@ -12,6 +12,7 @@ of all this. There is no state of random generators: the data order is the plan'
 the initial weights are random.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -67,6 +68,7 @@ class RunFolder:
 
     Args:
         path: the folder.
+        prepares: whether the run prepares its data in the folder, which may then hold data before the run.
 
     Methods that write raise OutputError if they cannot.
 
@@ -79,11 +81,12 @@ class RunFolder:
         model: finetuned model of the newest checkpoint.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, prepares: bool = False) -> None:
         self.path = path
         self.data = path / "data"
         self.edits = path / "edits"
         self._lock = path / "run.lock"
+        self._own_paths = {self._lock, self.data} if prepares else {self._lock}
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -112,8 +115,7 @@ class RunFolder:
             )
         with wrap_os_errors("write", self.path):
             is_occupied = self.path.exists() and (
-                # A run that prepares its data does so before it begins.
-                not self.path.is_dir() or any(path not in (self._lock, self.data) for path in self.path.iterdir())
+                not self.path.is_dir() or any(path not in self._own_paths for path in self.path.iterdir())
             )
         if is_occupied:
             raise TrainError(f"{self.path} is not an empty folder and holds no run. Give --out a new folder.")
@@ -211,6 +213,23 @@ class RunFolder:
         with wrap_os_errors("write", self.path):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def is_locked(self) -> bool:
+        """Return whether another process trains or edits the run, without writing.
+
+        The result relies on file locks, which some file systems lack.
+        """
+        try:
+            descriptor = os.open(self._lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(descriptor)
+        return False
 
     def read_holder(self) -> str:
         """Return the name of the process that holds the folder, or held it last."""

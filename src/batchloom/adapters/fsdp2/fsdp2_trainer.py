@@ -612,8 +612,8 @@ def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArra
     """Return the ids of a record, and the mask of its trained tokens."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
         raise InputError(f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}.")
-    _check_columns(record, number)
     ids = _to_integer_array(record["input_ids"])
+    _check_columns(record, number, ids.shape)
     labels = ids if record.get("labels") is None else _to_integer_array(record["labels"])
     if not ids.size or labels.shape != ids.shape or ids.min() < 0 or ids.max() > _MAX_ID:
         raise InputError(
@@ -640,11 +640,11 @@ def _to_integer_array(values: Any) -> NDArray[Any]:
     return array if array.ndim == 1 and array.dtype.kind in "iu" else _NO_IDS
 
 
-def _check_columns(record: Mapping[str, Any], number: int) -> None:
+def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
     """Reject columns that change the loss in other trainers and have no effect here."""
     columns = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
-    if mask is not None and not np.all(mask):
+    if mask is not None and not np.array_equal(mask, np.ones(shape)):
         columns.append("attention_mask (with values other than 1)")
     if columns:
         raise InputError(

@@ -155,7 +155,8 @@ def _list_option_words(options: Mapping[str, Any]) -> list[str]:
     media = parse_media(options.get("media"))
     values = {name: value for name, value in options.items() if name != "media"}
     if media is not None:
-        values |= {"processor": media.processor, "keep": media.keep}
+        values["processor"] = media.processor
+        values |= {"keep": media.keep} if media.keep != "reference" else {}
         values |= {"data_folder": media.data_folder} if media.data_folder is not None else {}
     words: list[str] = []
     for name, value in values.items():

@@ -99,9 +99,9 @@ _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 # Characters of the first document that a verdict shows.
 _BEGINNING_CHARACTERS = 200
 _REPORT_SECONDS = 0.2
-# Most parts that are encoded together, and most bad records that wait to be sorted.
+# Maximum number of parts encoded together, and of bad records kept before they are sorted.
 _MAX_RUN_PARTS, _MAX_COLLECTED = 4096, 1024
-# Characters that a batch counts as at least, so that batches without documents also end a sample.
+# Minimum characters counted per batch. Without it a part whose batches hold no documents would be read to its end.
 _MIN_BATCH_CHARACTERS = 64 << 10
 
 

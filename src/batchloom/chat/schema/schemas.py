@@ -354,8 +354,8 @@ def parse_mapping(text: str) -> dict[str, str]:
     """Parse ``role=column,role=column`` to a dict.
 
     A column may be a path such as ``answers.text[0]``; an empty one (``context=``) disables the
-    role. ``role`` and ``content`` name keys of messages, and ``assistant`` the value of a role
-    . Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
+    role. ``role`` and ``content`` name keys of messages, and ``assistant`` the value of a role.
+    Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
 
     Raises:
         SettingsError: items that are not role=column, roles that are unknown, repeated, or cannot be

@@ -582,11 +582,17 @@ class _TemplateRenderer:
         if plane is None:
             problem = "it holds private-use characters of both planes 15 and 16, which mark contents"
         hostile = contains_match(messages, self.pattern) or contains_match(tools, self.pattern)
+        limit_error: RenderError | None = None
         for scope in MARKING_SCOPES:
             if plane is None:
                 break
             marker = Marker(plane)
-            marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
+            try:
+                marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
+            except RenderError as error:
+                # The marks ran out; a narrower scope needs fewer.
+                problem, limit_error = str(error), error
+                continue
             if marked_text is None or marked_text.text != output.text:
                 continue
             if hostile and (scope.role is not None or not marked_text.intact):
@@ -603,6 +609,8 @@ class _TemplateRenderer:
             return ConversationText(
                 output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
             )
+        if hostile and limit_error is not None:
+            raise limit_error
         if hostile:
             raise RenderError(
                 "it spells a control token, and the template changes its contents, so that the token cannot be "

@@ -267,7 +267,7 @@ def check_state(state: Mapping[str, Any]) -> None:
     """Refuse a state of another version, or one that was changed.
 
     Raises:
-        StateError: as above, or a value that is no state.
+        StateError: the state is of another version, was changed after it was saved, or is not a loader's state.
     """
     with wrap_state_errors():
         checked_fields = {name: value for name, value in state.items() if name != "check"}

@@ -14,10 +14,11 @@ from batchloom.sources.formats.record_faults import (
 )
 
 _BLANKS = re.compile(rb"[ \t\r]*")
-# As a delimiter: with the CR of the line before.
-_DELIMITING_BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
+# Blank lines between paragraphs, with the CR of the line before them.
+_PARAGRAPH_DELIMITER = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
 _MAX_BLOCK_BYTES = 8 << 20
-_BLANK_LINE_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
+# Blank lines at which a long text may be cut.
+_CUT_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
 
 
 @final
@@ -73,7 +74,7 @@ class BlankLineDelimiter:
 
     def first_end(self, buffer: bytes, *, final: bool) -> int:
         """Return the end of the first run of blank lines, -1 if it may be incomplete."""
-        match = _DELIMITING_BLANK_LINES.search(buffer)
+        match = _PARAGRAPH_DELIMITER.search(buffer)
         if match is None or not (final or _is_run_complete(buffer, match.end())):
             return -1
         return match.end()
@@ -81,7 +82,7 @@ class BlankLineDelimiter:
     def last_end(self, buffer: bytes) -> int:
         """Return the end of the last complete run of blank lines."""
         last = 0
-        for match in _DELIMITING_BLANK_LINES.finditer(buffer):
+        for match in _PARAGRAPH_DELIMITER.finditer(buffer):
             if _is_run_complete(buffer, match.end()):
                 last = match.end()
         return last
@@ -97,7 +98,7 @@ class BlankLineDelimiter:
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return the paragraphs, without surrounding line ends, and their offsets."""
         records, starts, offset = [], [], 0
-        for match in _DELIMITING_BLANK_LINES.finditer(block):
+        for match in _PARAGRAPH_DELIMITER.finditer(block):
             records.append(block[offset : match.start()].strip(b"\r\n"))
             starts.append(offset)
             offset = match.end()
@@ -266,7 +267,7 @@ def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:
 
 def find_best_cut(buffer: bytes, start: int, stop: int) -> int | None:
     """Return the best cut in [start, stop): after blank lines, a line, before a space."""
-    match = _BLANK_LINE_PATTERN.search(buffer, start, stop)
+    match = _CUT_PATTERN.search(buffer, start, stop)
     if match:
         return match.end()
     index = buffer.find(b"\n", start, stop)

@@ -41,6 +41,7 @@ ModelInputs = Mapping[str, Any]
 _MAX_SCORES = 1 << 25
 
 _CONFIG_FILE = "config.json"
+_WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZER_FILE = "tokenizer.json"
 # Files that transformers' AutoTokenizer reads next to tokenizer.json; none of them is code.
 _TOKENIZER_FILES = (
@@ -392,15 +393,28 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
 
 def _list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; refuse pickles."""
-    file = folder / "model.safetensors"
-    files = [file] if file.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
-    if not files:
+    file, index = folder / _WEIGHTS_FILE, folder / _WEIGHTS_INDEX_FILE
+    if file.is_file():
+        return [file]
+    if not index.is_file():
         raise InputMissingError(
-            f"--init: {folder} has no model.safetensors. If its weights are in pytorch_model.bin: that is a pickle, "
+            f"--init: {folder} has no {_WEIGHTS_FILE}. If its weights are in pytorch_model.bin: that is a pickle, "
             "which can run code when it is opened, so it is never loaded. If you trust it, convert it: "
             "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    return files
+    try:
+        files_by_weight = read_json_object(index).get("weight_map")
+    except ValueError as error:
+        raise InputError(f"--init: {index} {error}") from error
+    names = sorted(set(map(str, files_by_weight.values()))) if isinstance(files_by_weight, dict) else []
+    if not names:
+        raise InputMissingError(f"--init: {index} names no file: download the model again")
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise InputMissingError(
+                f"--init: {index} names {name!r}, which is not a file in this folder: download the model again"
+            )
+    return [folder / name for name in names]
 
 
 def compute_folder_fingerprint(folder: Path) -> str:
@@ -423,9 +437,10 @@ def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | N
     file = folder / _TOKENIZER_FILE
     definition = data.tokenizer.state().get("tokenizer") if has_tokenizer(data) else None
     if definition is None or not file.is_file():
+        missing = folder if not file.is_file() else get_data_name(data)
         return (
-            f"{folder} or {get_data_name(data)} has no {_TOKENIZER_FILE} that can be compared: the ids are only right "
-            "if the data was prepared with the model's tokenizer"
+            f"{missing} has no {_TOKENIZER_FILE}, so the tokenizers of the data and the model cannot be compared. "
+            "Check that the data was prepared with the model's tokenizer."
         )
     store_vocabulary, model_vocabulary = (
         _parse_vocabulary(text) for text in (json.dumps(definition), file.read_text("utf-8"))
