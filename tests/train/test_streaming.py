@@ -50,6 +50,14 @@ def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
         run_stream(input_file, tmp_path / "two", {"seed": 5}, resume=True)
 
 
+def test_a_run_on_a_stream_cannot_be_edited(tmp_path, input_file, capsys):
+    run_stream(input_file, tmp_path / "run", stop_at=2)
+    batchloom.prepare(input_file, out=tmp_path / "store", tokenizer="bytes")
+    arguments = ["edit", tmp_path / "run", "--data", tmp_path / "store", "--at-step", 5, "--ban", 3]
+    assert run_command_line(list(map(str, arguments))) == 1
+    assert "trains on a stream, which cannot be edited: its order is that of its input" in capsys.readouterr().err
+
+
 def test_a_run_that_fails_before_its_first_step_can_be_started_again(tmp_path, input_file):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(input_file.read_text()[:200] + "\n" + "bad\n" * 300)

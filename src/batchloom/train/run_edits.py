@@ -209,6 +209,11 @@ def _edit_checkpoint(
             "--save-interval steps, or restart it with other settings."
         )
     step, state, checksums = read_checkpoint_state(checkpoint)
+    if "lanes" in state:
+        raise PlanError(
+            f"{run_path} trains on a stream, which cannot be edited: its order is that of its input. Prepare the data "
+            "and train on the store."
+        )
     settings = folder.read_settings()
     if edit.step < step:
         raise PlanError(
