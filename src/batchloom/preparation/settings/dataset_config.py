@@ -327,9 +327,7 @@ class DatasetConfig:
         """
         values, location = read_dataset_file(Path(path))
         unused = [name for name in _UNUSED_SETTINGS if values.get(name) not in (None, {}, "none")]
-        settings = {
-            name: value for name, value in values.items() if name not in _UNUSED_SETTINGS and value is not None
-        }
+        settings = {name: value for name, value in values.items() if name not in _UNUSED_SETTINGS and value is not None}
         videos = {name: settings.pop(name) for name in _VIDEO_SETTINGS if name in settings}
         if videos and isinstance(settings.get("videos", {}), Mapping):
             settings["videos"] = {**settings.get("videos", {}), **videos}

@@ -283,7 +283,7 @@ class SourceRecipe:
 def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
     """Return the set settings of each input for a manifest; empty if no input has any.
 
-    The formats of the files are recorded with the files. Labels (name and weight) do not change documents.
+    A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
         *("text_field", "mapping", "ignore", "max_samples", "num_samples"),
