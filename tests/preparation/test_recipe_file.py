@@ -631,6 +631,11 @@ def test_short_forms_of_steps():
         == parse_clean_steps(["whitespace", {"pii": None}])
     )
     assert parse_clean_steps("none") == parse_clean_steps(None) == parse_clean_steps([]) == ()
+    endless = []
+    endless.append(endless)
+    for value in (float("nan"), endless):
+        with pytest.raises(SettingsError, match="cannot be written into a manifest"):
+            parse_clean_steps([{"gopher": {"min_words": value}}])
 
 
 ANY_RECIPE = st.dictionaries(st.sampled_from([*RECIPE_KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
