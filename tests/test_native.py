@@ -1,7 +1,9 @@
 """Native libraries: where one cannot be used, numpy and Python take over with one line of log."""
 
 import logging
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +11,7 @@ import batchloom
 from batchloom.batches.assembly import find_kernel
 from batchloom.core.native import SOURCES, compile_library, find_compiler, get_library_path
 from batchloom.testing import write_store
-from batchloom.text import count_words, find_word_kernel
+from batchloom.text.words import count_words, find_word_kernel
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
@@ -89,6 +91,16 @@ def test_without_a_working_compiler_nothing_is_built(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="/bin/sh failed"):
         compile_library(SOURCES[0], tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_names_what_it_lacks(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "CC"} | {"PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "batchloom.core.native"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        1,
+        "The native libraries are not built: there is no C compiler (cc, gcc, clang or $CC)\n",
+    )
 
 
 def test_a_universal_python_gets_both_architectures(tmp_path, monkeypatch):

@@ -93,6 +93,8 @@ def test_a_block_selects_frames(tmp_path, caplog):
             ("frame_num: 7", 7),
             ("video_sampling_strategy: frame_num\n  fps: 1\n  frame_num: 3", 3),
             ("video_max_frames: 2\n  video_backend: decord", 2),
+            ("fps: 1\n  video_max_frames: null\n  videos: null", 4),
+            ("fps: null\n  frame_num: 7", 7),
             ("video_max_pixels: 1000", 8),
         )
     ):

@@ -45,7 +45,8 @@ class CrashingSetup:
             return make_task_function(replace(context, bounds=_CrashingBounds(self)))
         if self.step == "clean":
             return make_task_function(replace(context, cleaner=_CrashingCleaner(context.cleaner, self)))
-        return make_task_function(replace(context, tokenizer=_CrashingTokenizer(context.tokenizer, self)))
+        tokenizer = _CrashingTokenizer(context.encoder.tokenizer, self)
+        return make_task_function(replace(context, encoder=replace(context.encoder, tokenizer=tokenizer)))
 
     def make_context(self, *parts):
         return self.worker_setup.make_context(*parts)

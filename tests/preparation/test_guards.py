@@ -14,6 +14,7 @@ import pytest
 from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
 from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_run, run_recipe
 from batchloom.preparation.phases import worker_setup
+from batchloom.preparation.units.unit_files import trained_file_name
 from batchloom.store import read_manifest, remove_documents
 from preparation.jobs import run_until_killed
 from preparation.stores import INLINE, hash_store_files, make_recipe, prepare_store, write_jsonl
@@ -198,6 +199,11 @@ def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, in
         with pytest.raises(StoreConflictError, match="holds other bytes than were written; delete"):
             prepare_store(inputs, out, **settings)
     path.write_bytes(data)
+    flags = path.with_name(trained_file_name("train"))
+    flags.mkdir()
+    with pytest.raises(StoreConflictError, match=f"{flags} cannot be read .*; delete"):
+        prepare_store(inputs, out, **settings)
+    flags.rmdir()
     prepare_store(inputs, out, **settings)
     prepare_store(inputs, tmp_path / "whole", **settings)
     assert hash_store_files(out) == hash_store_files(tmp_path / "whole")

@@ -140,8 +140,17 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(pre
 def test_a_declared_format_is_not_in_the_store(folder):
     manifest = write("m.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl}]")
     batchloom.prepare(manifest, out="one", tokenizer="bytes")
-    with pytest.raises(InputError, match="data/lines.txt was read as jsonl, which its name does not say"):
+    refusal = "data/lines.txt was read as jsonl because of a data_type"
+    with pytest.raises(InputError, match=refusal):
         batchloom.prepare(recipe="one", out="two")
+    write("data/more.txt", '{"text": "more"}\n')
+    for path in ("data", "data/*.txt", "data/more.txt"):
+        with pytest.raises(InputError, match=refusal):
+            batchloom.prepare(path, out="one", append=True)
+    batchloom.prepare("data/words.jsonl", out="one", append=True)
+    write("more.yaml", "datasets: [{path: data/more.txt, data_type: jsonl}]")
+    batchloom.prepare("more.yaml", out="one", append=True)
+    assert read_texts("one")[-1] == "more"
 
 
 def test_a_dry_run_of_a_store_made_again_ends_well(folder):
@@ -622,6 +631,11 @@ def test_short_forms_of_steps():
         == parse_clean_steps(["whitespace", {"pii": None}])
     )
     assert parse_clean_steps("none") == parse_clean_steps(None) == parse_clean_steps([]) == ()
+    endless = []
+    endless.append(endless)
+    for value in (float("nan"), endless):
+        with pytest.raises(SettingsError, match="cannot be written into a manifest"):
+            parse_clean_steps([{"gopher": {"min_words": value}}])
 
 
 ANY_RECIPE = st.dictionaries(st.sampled_from([*RECIPE_KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))

@@ -1,5 +1,7 @@
 """English words, sentences and n-grams; the native library and Python give the same ones."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -104,10 +106,15 @@ EVERY, SOME = ((1, 0.0), (2, 0.0)), ((1, 0.3), (2, 0.2), (3, 0.18), (4, 0.1), (7
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
+def library(tmp_path_factory):
     if find_compiler() is None:
         pytest.skip("no C compiler")
-    return WordKernel(load_library(compile_library(WORDS_SOURCE, tmp_path_factory.mktemp("words")), WORDS_SOURCE))
+    return load_library(compile_library(WORDS_SOURCE, tmp_path_factory.mktemp("words")), WORDS_SOURCE)
+
+
+@pytest.fixture(scope="module")
+def kernel(library):
+    return WordKernel(library)
 
 
 def assert_same(kernel, text):
@@ -145,6 +152,17 @@ def test_words_are_split_at_pythons_white_space(kernel):
         assert kernel.count_words(f"a{character}b").words == 2
     others = "".join(character for character in characters if not character.isspace())
     assert kernel.count_words(others) == count_words_in_python(others)
+
+
+def test_kernels_share_the_state_of_the_process_between_threads(library, kernel):
+    text = "Hello, world! (one) don't " * 200
+    expected = count_words_in_python(text)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(50):
+            other = pool.submit(WordKernel, library)
+            counts = pool.submit(lambda: [kernel.count_words(text) for _ in range(10)])
+            assert counts.result() == [expected] * 10
+            assert other.result().count_words(text) == expected
 
 
 def test_large_texts_and_more_segments_than_the_library_keeps(kernel):

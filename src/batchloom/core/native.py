@@ -101,8 +101,8 @@ def find_library(source: Path, fallback: str) -> ctypes.CDLL | None:
     path = get_library_path(source, source.parent)
     if not path.exists():
         _LOG.info(
-            "%s: %s was not built, for which installation needs a C compiler. With one, python -m "
-            "batchloom.core.native builds it.",
+            "%s: %s is missing, because the installation had no C compiler. Install one and run python -m "
+            "batchloom.core.native.",
             fallback,
             path.name,
         )
@@ -113,10 +113,18 @@ def find_library(source: Path, fallback: str) -> ctypes.CDLL | None:
     try:
         return load_library(path, source)
     except OSError as error:
-        _LOG.warning("%s: the native library cannot be used: %s. Install batchloom again.", fallback, error)
+        _LOG.warning(
+            "%s: the native library cannot be used: %s. Run python -m batchloom.core.native, or install batchloom "
+            "again.",
+            fallback,
+            error,
+        )
         return None
 
 
 if __name__ == "__main__":
-    for path in SOURCES:
-        compile_library(path, path.parent)
+    try:
+        for path in SOURCES:
+            compile_library(path, path.parent)
+    except OSError as error:
+        sys.exit(f"The native libraries are not built: {error}")

@@ -411,7 +411,7 @@ class PrepareRun:
     ) -> JobResults:
         """Run all phases with the records excluded so far."""
         recipe, log = self._recipe, self._log
-        names, segments = self._name_units(context.tokenizer)
+        names, segments = self._name_units(context.encoder.tokenizer)
         folders = [self._work.unit(name) for name in names]
         if self._work.follow(fingerprint(names)) and not starts_over:
             log.note(
@@ -487,7 +487,7 @@ class PrepareRun:
             context.membership,
             base_membership,
             recipe.tokens_per_shard,
-            context.dtype,
+            context.encoder.dtype,
             recipe.dedup.stored_banding,
         )
         with log.time("find duplicates"):
@@ -508,14 +508,14 @@ class PrepareRun:
                 write_dropped_records(work, units, duplicate_files, base, recipe.dedup.banding)
             with log.time("write shards"):
                 shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
-        flows = _compute_flows(units, dedup_counts, context.dtype.itemsize)
+        flows = _compute_flows(units, dedup_counts, context.encoder.dtype.itemsize)
         return JobResults(
             recipe,
             self._record_parsers,
             self._listing.sources,
             self._base,
-            context.tokenizer,
-            choose_dtype_name(recipe, context.tokenizer),
+            context.encoder.tokenizer,
+            choose_dtype_name(recipe, context.encoder.tokenizer),
             units,
             dedup_counts,
             decision,

@@ -273,7 +273,7 @@ def _publish_store(
     report()
 
 
-# The log of uploads is of older versions.
+# Older versions wrote a log of uploads; it is deleted with the work folder.
 _UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
 _WORK_FILES = (_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME)
 

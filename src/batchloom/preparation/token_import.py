@@ -2,7 +2,6 @@
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -14,16 +13,20 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.addresses import make_input_labels
-from batchloom.core.errors import InputError, OutputError, StoreConflictError, TokenizerError
+from batchloom.core.errors import InputError, OutputError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
-from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
+from batchloom.preparation.phases.finish import (
+    collect_subsets,
+    finish_plain_store,
+    list_plain_differences,
+    make_plain_store,
+)
 from batchloom.preparation.phases.unit_shards import SubsetWriter
-from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
+from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note
 from batchloom.preparation.report.report import ReportedSource, read_report
-from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, coerce_token_count
 from batchloom.preparation.token_files import (
     FLAT_DTYPES,
@@ -42,12 +45,10 @@ from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import (
-    MANIFEST_NAME,
     Manifest,
     PartEntry,
     ShardEntry,
     map_file,
-    read_manifest,
     wrap_write_errors,
 )
 from batchloom.store.format import (
@@ -87,7 +88,7 @@ class ImportedFile:
 ReadBatches = Callable[[ImportedFile], Iterator[TokenBatch]]
 
 
-def choose_linked_dtype(file: TokenFile) -> str:
+def _choose_linked_dtype(file: TokenFile) -> str:
     """Return the dtype of a store in which this file is a linked shard."""
     name = file.tokens.dtype.name
     if file.header:
@@ -103,10 +104,10 @@ def choose_linked_dtype(file: TokenFile) -> str:
     )
 
 
-def link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: str, read: ReadBatches) -> ShardEntry:
+def _link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: str, read: ReadBatches) -> ShardEntry:
     """Check a file of ids, write its sidecar files and link it as a shard."""
     file = imported_file.file
-    dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
+    dtype, count = TOKEN_DTYPES[_choose_linked_dtype(file)], len(file.lengths)
     checksums = BlockChecksums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
@@ -171,7 +172,7 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
         ) from error
 
 
-def copy_shards(
+def _copy_shards(
     writers: Mapping[str, SubsetWriter], files: Sequence[ImportedFile], membership: SubsetRule, read: ReadBatches
 ) -> dict[str, list[ShardEntry]]:
     """Copy files, document by document, into shards.
@@ -294,7 +295,7 @@ class ImportSpec:
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
 
 
-def import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
+def _import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
     """Return the settings as stored in the manifest: plain values, no absolute paths."""
     labels = make_input_labels([*spec.inputs, *spec.val])
     plain = to_plain(spec)
@@ -378,69 +379,13 @@ def import_tokens(
     return run_import(spec, Path(out), progress or log_note)
 
 
-def make_plain_store(
-    out: Path,
-    job: JobIdentity,
-    find_differences: Callable[[Manifest], list[str]],
-    make: Callable[[WorkFolder], Manifest],
-) -> PrepareResult:
-    """Make a store without units, or return the finished one.
-
-    A stopped job starts over.
-
-    Args:
-        out: folder of the store.
-        job: identity of the job.
-        find_differences: lists how the job of a finished store differs from this one.
-        make: writes all files into the work folder, and returns the manifest.
-    """
-    began = time.perf_counter()
-    if (out / MANIFEST_NAME).exists():
-        manifest = read_manifest(out)
-        if differences := find_differences(manifest):
-            raise StoreConflictError(
-                f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
-                "delete that folder."
-            )
-        remove_leftover_work(out)
-        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_output_folder(out)
-    with WorkFolder(out) as work:
-        if not work.has_results():
-            work.clear()
-            work.begin(job)
-        elif work.job() != job:
-            raise StoreConflictError(
-                f"{out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-                "--out."
-            )
-        # Only the move into the folder was left of a job that was stopped then.
-        manifest = read_manifest(work.store) if work.complete else make(work)
-        move_store(work, manifest)
-    return make_result(out, manifest, seconds=time.perf_counter() - began)
-
-
-def collect_subsets(store: Path, shards: Mapping[str, list[ShardEntry]]) -> dict[str, SubsetEntry]:
-    """Make the entries of the subsets that have shards, and write their lengths files."""
-    return {name: make_subset_entry(store / name, entries) for name, entries in shards.items() if entries}
-
-
-def list_plain_differences(manifest: Manifest, plain: Mapping[str, Any]) -> list[str]:
-    """List the settings in which a plain recipe differs from that of a manifest."""
-    return [
-        f"{name}: {manifest.recipe.get(name)!r} -> {plain.get(name)!r}"
-        for name in sorted(manifest.recipe.keys() | plain.keys())
-        if manifest.recipe.get(name) != plain.get(name)
-    ]
-
-
 def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
     """Run an import into ``out``; see :func:`import_tokens`."""
     token_inputs = find_token_inputs([*spec.inputs, *spec.val])
     first_val = len(find_token_inputs(spec.inputs))
     _check_no_repeats(token_inputs)
     tokenizer = _resolve_import_tokenizer(spec)
-    plain, run = import_spec_to_plain(spec), _ImportRun(spec, token_inputs, first_val, tokenizer, listener)
+    plain, run = _import_spec_to_plain(spec), _ImportRun(spec, token_inputs, first_val, tokenizer, listener)
     sources = [(token_input.name, token_input.size, token_input.mtime_ns) for token_input in token_inputs]
 
     def find_differences(manifest: Manifest) -> list[str]:
@@ -526,7 +471,7 @@ class _ImportRun:
 
     def _link(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
         dtypes = {
-            choose_linked_dtype(imported_file.file): imported_file.file.token_input.path for imported_file in files
+            _choose_linked_dtype(imported_file.file): imported_file.file.token_input.path for imported_file in files
         }
         if len(dtypes) > 1:
             first_description, second_description = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
@@ -540,7 +485,7 @@ class _ImportRun:
             folder = store / imported_file.subset
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
-            shards[imported_file.subset].append(link_shard(imported_file, stem, part, self._spec.how, read))
+            shards[imported_file.subset].append(_link_shard(imported_file, stem, part, self._spec.how, read))
         return next(iter(dtypes)), shards
 
     def _copy(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
@@ -549,7 +494,7 @@ class _ImportRun:
         writers = {
             name: SubsetWriter(store / name, TOKEN_DTYPES[dtype], self._spec.tokens_per_shard) for name in SUBSETS
         }
-        shards = copy_shards(writers, files, membership, self._make_reader("write"))
+        shards = _copy_shards(writers, files, membership, self._make_reader("write"))
         if self._spec.val_fraction and not shards["val"]:
             self._note(
                 "There is no val subset: the hashes of all documents choose train. Raise --val-fraction, or name files "
@@ -607,7 +552,7 @@ class _ImportRun:
         notes = describe_missed_shares(shares, by_subset, documents, balance=False, texts=False, splits=False)
         for text in notes:
             self._note(text, is_warning=True)
-        plain = import_spec_to_plain(self._spec)
+        plain = _import_spec_to_plain(self._spec)
         return Manifest(
             format_version=FORMAT_VERSION,
             generation=1,

@@ -542,8 +542,9 @@ class LaneContext:
     @cached_property
     def templated_context(self) -> EncodeContext:
         """The encode context with a template, loaded at the first conversation."""
-        chat = make_chat_encoder(self.encode_context.tokenizer, self.setup.worker_setup.recipe)
-        return replace(self.encode_context, chat=chat)
+        encoder = self.encode_context.encoder
+        chat = make_chat_encoder(encoder.tokenizer, self.setup.worker_setup.recipe)
+        return replace(self.encode_context, encoder=replace(encoder, chat=chat))
 
     def bounds(self, source: Source) -> RecordBounds:
         """Return the finder of a source's record bounds, cached with its progress."""

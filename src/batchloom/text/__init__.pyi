@@ -23,4 +23,3 @@ from .registry import (
     parse_steps as parse_steps,
 )
 from .steps import CleanStep as CleanStep, DroppedText as DroppedText
-from .words import count_words as count_words, find_word_kernel as find_word_kernel

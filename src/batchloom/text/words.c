@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Classes of bytes. LEAD bytes begin a character that may be white space, and OTHER bytes are those of control characters
-// and not of ASCII.
+// Classes of bytes. LEAD bytes begin a character that may be white space, and OTHER bytes are control characters and
+// bytes outside ASCII.
 enum { SPACE = 1, LEAD = 2, LETTER = 4, DIGIT = 8, PUNCTUATION = 16, PREFIX = 32, SUFFIX = 64, OTHER = 128 };
 // Kinds of words, as in words.py.
 enum { SYMBOL = 1, HAS_LETTER = 2 };
 enum { MOST_SEGMENTS = 1 << 17, MOST_SEGMENT_BYTES = 1 << 23, MOST_UNKNOWN = 1 << 12, MOST_RESERVED = 1 << 12 };
 // Memory beyond this is released before the next text.
 enum { MOST_KEPT_BYTES = 1 << 24 };
-// Bytes that two n-grams of at least this size are compared by first.
+// Length of the prefix by which longer n-grams are compared first.
 enum { BEGINNING_BYTES = 16 };
 enum { NO_EXCESS = -1, OUT_OF_MEMORY = -2 };
 
@@ -282,8 +282,8 @@ static int64_t measure_infix(const uint8_t *core, int64_t size, int64_t at)
     return at + dashes < size && classes[core[at + dashes]] & LETTER ? dashes : 0;
 }
 
-// Returns if a full stop in a core is neither an infix nor at an edge of a word: between letters or digits, but not
-// after a lowercase letter and before a capital one.
+// Returns whether a full stop in a core is neither an infix nor at an edge of a word: between letters or digits, but
+// not after a lowercase letter and before a capital one.
 static int is_inner_stop(const uint8_t *core, int64_t size, int64_t at)
 {
     uint8_t previous = at ? core[at - 1] : 0, next = at + 1 < size ? core[at + 1] : 0;
@@ -318,7 +318,7 @@ static int add_core(const uint8_t *core, int64_t size)
     for (int64_t at = 1; at < size; at += infix ? infix : 1) {
         infix = measure_infix(core, size, at);
         if (infix) {
-            // An infix in a URL is none.
+            // URLs are not split at infixes.
             if (has_stops || !add_ascii_word(core + start, at - start))
                 return 0;
             add_word(infix, infix, SYMBOL);
@@ -328,7 +328,7 @@ static int add_core(const uint8_t *core, int64_t size)
     return add_ascii_word(core + start, size - start);
 }
 
-// Returns if a full stop after some bytes is a word.
+// Returns whether a full stop after some bytes is a word.
 static int is_suffix_stop(const uint8_t *bytes, int64_t size)
 {
     uint8_t last = bytes[size - 1], before = size > 1 ? bytes[size - 2] : 0;
@@ -393,7 +393,7 @@ static int start_text(int64_t size)
                           &times_memory,  &candidate_memory, &slot_memory};
     for (size_t k = 0; k < sizeof(memories) / sizeof(*memories); k++)
         release_large(memories[k]);
-    // A text has at most as many words as bytes. Memory that is not written to takes no space.
+    // A text has at most as many words as bytes. The system allocates pages only when they are written.
     if (!reserve(&letter_memory, size + BEGINNING_BYTES) || !reserve(&bound_memory, 4 * (size + 1)))
         return 0;
     letters = letter_memory.data;
@@ -551,7 +551,7 @@ static int count_ngrams(int64_t n)
     return 1;
 }
 
-// Returns if the most frequent n-gram may have more than a number of characters: it is at most as frequent as the
+// Returns whether the most frequent n-gram may have more than a number of characters: it is at most as frequent as the
 // shorter one that it begins with, which has been counted.
 static int may_exceed(int64_t n, double characters)
 {

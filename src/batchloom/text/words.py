@@ -1,11 +1,13 @@
 """Counts of the words of a text, and its frequent and repeated n-grams.
 
-The native library of ``words.c`` and Python give the same results; Python's way is the specification.
+The native library of ``words.c`` and Python give the same results; The Python version is the
+specification.
 """
 
 import ctypes
 import functools
 import operator
+import os
 import struct
 import threading
 from collections import Counter
@@ -22,8 +24,13 @@ _SYMBOL, _HAS_LETTER = 1, 2
 _MAX_NATIVE_BYTES = 1 << 30
 # As in words.c.
 _OUT_OF_MEMORY = -2
-# Characters that two n-grams of at least this length are compared by first.
+# Characters by which longer n-grams are compared first.
 _BEGINNING_LENGTH = 16
+
+# The state of words.c is that of the process.
+_STATE_LOCK = threading.Lock()
+# A process is forked only between two uses of the state.
+os.register_at_fork(before=_STATE_LOCK.acquire, after_in_parent=_STATE_LOCK.release, after_in_child=_STATE_LOCK.release)
 
 
 class WordCounts(NamedTuple):
@@ -153,7 +160,7 @@ class WordKernel:
     """The functions of a library of ``words.c``, whose state is that of the process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library, self._lock = library, threading.Lock()
+        self._library = library
         text, address, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
         functions: list[tuple[Any, list[Any]]] = [
             (library.batchloom_set_rules, [text] * 4),
@@ -171,18 +178,22 @@ class WordKernel:
         # An exception begins with its first two characters. If one of them is no affix, it has a reserved word.
         pairs = {segment[:2] for segment in rules.special if len(segment) > 1}
         reserved_words = {*rules.special_cores, *rules.phrase_words} - {""}
-        library.batchloom_set_rules(
-            _join_ascii(rules.starts), _join_ascii(rules.ends), _join_ascii(pairs), _join_ascii(reserved_words, "\n")
-        )
+        with _STATE_LOCK:
+            library.batchloom_set_rules(
+                _join_ascii(rules.starts),
+                _join_ascii(rules.ends),
+                _join_ascii(pairs),
+                _join_ascii(reserved_words, "\n"),
+            )
 
     def count_words(self, text: str) -> WordCounts:
         """Count words as the function :func:`count_words`."""
-        with self._lock:
+        with _STATE_LOCK:
             return WordCounts(*self._numbers) if self._split(text) else count_words_in_python(text)
 
     def find_excess(self, text: str, top_limits: NgramLimits, duplicate_limits: NgramLimits) -> NgramExcess | None:
         """Find n-grams as the function :func:`find_excess`."""
-        with self._lock:
+        with _STATE_LOCK:
             if not self._split(text):
                 return find_excess_in_python(text, top_limits, duplicate_limits)
             limits = top_limits + duplicate_limits

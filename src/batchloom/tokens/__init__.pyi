@@ -7,7 +7,7 @@ from .json_tokenizer import parse_train_spec as parse_train_spec, train_tokenize
 from .local_tokenizers import (
     END_BY_CONFIG as END_BY_CONFIG,
     encode_state as encode_state,
-    map_file_with_header_hints as map_file_with_header_hints,
+    read_sidecar_hints as read_sidecar_hints,
     restore_tokenizer as restore_tokenizer,
 )
 from .tokenizer import (

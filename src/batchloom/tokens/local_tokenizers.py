@@ -187,7 +187,7 @@ def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
         return restore_tokenizer(raw)
     # The name is the last component of the path: its folder does not describe the tokenizer.
     name = path.absolute().name or path.resolve().name
-    return make_json_tokenizer(name, raw, map_file_with_header_hints(file.parent), end_token)
+    return make_json_tokenizer(name, raw, read_sidecar_hints(file.parent), end_token)
 
 
 def _find_tokenizer_file(folder: Path) -> Path:
@@ -232,7 +232,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def map_file_with_header_hints(folder: Path) -> TokenizerHints:
+def read_sidecar_hints(folder: Path) -> TokenizerHints:
     """Read the settings in the sidecar files of a tokenizer.json.
 
     Raises:

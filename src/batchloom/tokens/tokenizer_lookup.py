@@ -22,7 +22,7 @@ from batchloom.tokens.local_tokenizers import (
     TokenizerHints,
     load_tokenizer_from_path,
     make_json_tokenizer,
-    map_file_with_header_hints,
+    read_sidecar_hints,
     read_tokenizer_json,
 )
 from batchloom.tokens.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
@@ -77,7 +77,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
         raise TokenizerError(f"{spec} cannot be read: {describe_os_error(error)}") from error
     if HUB_ID_PATTERN.fullmatch(spec):
         file = fetch_tokenizer_files(spec)
-        return make_json_tokenizer(spec, read_tokenizer_json(file), map_file_with_header_hints(file.parent), end_token)
+        return make_json_tokenizer(spec, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token)
     known_specs = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS)]
     raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known_specs)}; {_SPEC_FORMS}")
 

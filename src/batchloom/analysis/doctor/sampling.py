@@ -13,7 +13,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
-from batchloom.preparation.documents import EncodedBatch, PlacedMedium, RecordParser, UnitContext
+from batchloom.preparation.documents import EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.units import Unit, UnitTask, plan_units
 from batchloom.sources import (
@@ -328,7 +328,7 @@ def encode_nothing(_parser: RecordParser, documents: list[Any], _weights: Sequen
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleContext(UnitContext):
+class SampleContext(UnitEncoder):
     """Context of a unit whose documents are encoded by a function."""
 
     encode_sample: EncodeFunction = encode_nothing

@@ -5,7 +5,7 @@ from .document_encoder import (
     DocumentEncoder as DocumentEncoder,
     EncodeContext as EncodeContext,
     EncodedDocuments as EncodedDocuments,
-    UnitContext as UnitContext,
+    UnitEncoder as UnitEncoder,
     encode_documents as encode_documents,
 )
 from .record_parsers import (

@@ -214,7 +214,7 @@ _STEP_SEPARATOR = "\n"
 def encode_conversations(
     conversations: Sequence[Conversation],
     encoder: ChatEncoder,
-    rules: ChatRecipe,
+    chat: ChatRecipe,
     dtype: np.dtype[np.generic] = _UINT32,
 ) -> EncodedBatch:
     """Encode conversations, each rendered once and verified.
@@ -223,7 +223,7 @@ def encode_conversations(
     control tokens are where the template wrote them, and its trained tokens begin and end exactly at its trained
     turns. Otherwise the conversation is a fault. Batches of some thousands are fastest.
     """
-    out, train_on = EncodedBatchBuilder(), rules.train_on or "assistant"
+    out, train_on = EncodedBatchBuilder(), chat.train_on or "assistant"
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, record in enumerate(conversations):
@@ -233,7 +233,7 @@ def encode_conversations(
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
-            trained_spans = compute_trained_spans(conversation, rendered, train_on, rules.train_on_eos)
+            trained_spans = compute_trained_spans(conversation, rendered, train_on, chat.train_on_eos)
             weighted_spans = compute_weighted_spans(conversation, rendered)
             check_surrogates(rendered.text)
         except RenderError as error:
@@ -247,19 +247,19 @@ def encode_conversations(
     results = mask_texts(encoder, texts) if texts else []
     if encoder.joins_texts:
         prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
-        joined_texts = _start_where_prompts_end(encoder, prompts, results, all_trained=rules.train_on == "all")
+        joined_texts = _start_where_prompts_end(encoder, prompts, results, all_trained=chat.train_on == "all")
         results = weight_texts(texts, joined_texts)
     for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
         try:
-            proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=rules.prove)
+            proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=chat.prove)
         except RenderError as error:
             out.faults.append(EncodeFault(rendered_conversation.number, str(error)))
             continue
         if rendered_conversation.rendered.altered:
             out.altered.update(rendered_conversation.rendered.altered)
         out.rounded |= proved.rounded
-        if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
-            _apply_overlong(out, rendered_conversation, proved, placed, rules)
+        if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
+            _apply_overlong(out, rendered_conversation, proved, placed, chat)
         elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
             out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
         else:
@@ -339,27 +339,27 @@ def _apply_overlong(
     rendered_conversation: _RenderedConversation,
     masked_tokens: MaskedTokens,
     placed: Sequence[PlacedMedium],
-    rules: ChatRecipe,
+    chat: ChatRecipe,
 ) -> None:
-    number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, rules.max_tokens or 0)
+    number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, chat.max_tokens or 0)
     excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
-    if rules.overlong == "error":
+    if chat.overlong == "error":
         raise OverlongError(
             number,
             f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate, truncate-left, "
             "truncate-turns, split)",
         )
-    if rules.overlong == "drop":
+    if chat.overlong == "drop":
         out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         return
-    if rules.overlong == "split" and placed:
+    if chat.overlong == "split" and placed:
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and conversations with media are never cut"))
         return
-    if rules.overlong == "split":
+    if chat.overlong == "split":
         _split_conversation(out, number, masked_tokens, limit)
         return
-    if rules.overlong in TRUNCATIONS:
-        start, stop = find_kept_range(masked_tokens.ids.size, limit, rules.overlong)
+    if chat.overlong in TRUNCATIONS:
+        start, stop = find_kept_range(masked_tokens.ids.size, limit, chat.overlong)
         if _add_token_range(out, number, masked_tokens, placed, start, stop):
             out.truncated.append(number)
         return
@@ -541,11 +541,11 @@ def _add_answers(
     number: int,
     answers: tuple[_AnswerTokens, ...],
     sides: Sequence[int],
-    rules: ChatRecipe,
+    chat: ChatRecipe,
 ) -> str:
     """Add the answers to one prompt, cut if necessary; return why they cannot be."""
-    if rules.max_tokens is not None and max(answer.ids.size for answer in answers) > rules.max_tokens:
-        cut_answers = _truncate_answers(answers, rules.max_tokens, rules.overlong)
+    if chat.max_tokens is not None and max(answer.ids.size for answer in answers) > chat.max_tokens:
+        cut_answers = _truncate_answers(answers, chat.max_tokens, chat.overlong)
         if isinstance(cut_answers, str):
             return cut_answers
         answers = cut_answers
@@ -555,9 +555,12 @@ def _add_answers(
     return ""
 
 
-def _without_cuts(rules: ChatRecipe) -> ChatRecipe:
-    """Return the rules of preferences, whose prompt and answer are cut later."""
-    return replace(rules, max_tokens=None, overlong="drop") if rules.overlong in TRUNCATIONS else rules
+def _disable_truncation(chat: ChatRecipe) -> ChatRecipe:
+    """Return the settings without truncation.
+
+    Preferences are cut later, prompt and answers together.
+    """
+    return replace(chat, max_tokens=None, overlong="drop") if chat.overlong in TRUNCATIONS else chat
 
 
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
@@ -565,7 +568,7 @@ def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, si
 
 
 def encode_preference_pairs(
-    pairs: Sequence[PreferencePair], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair], encoder: ChatEncoder, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask both sides of pairs of conversations.
 
@@ -576,7 +579,7 @@ def encode_preference_pairs(
     if not all(isinstance(side, Conversation) for side in sides):
         raise AssertionError("encode texts with encode_text_pairs")
     try:
-        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, _without_cuts(rules))
+        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, _disable_truncation(chat))
     except OverlongError as error:
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
@@ -602,17 +605,17 @@ def encode_preference_pairs(
             faults[number] = _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
             faults[number] = problem
-        elif reason := _add_answers(out, number, (chosen, rejected), (CHOSEN, REJECTED), rules):
+        elif reason := _add_answers(out, number, (chosen, rejected), (CHOSEN, REJECTED), chat):
             dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 
 
 def encode_labelled_answers(
-    labelled: Sequence[LabelledConversation], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
+    labelled: Sequence[LabelledConversation], encoder: ChatEncoder, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
-    encoded = encode_conversations(conversations, encoder, _without_cuts(rules))
+    encoded = encode_conversations(conversations, encoder, _disable_truncation(chat))
     faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
     out = EncodedBatchBuilder(altered=encoded.altered)
     for number, answers in _split_answers(encoded).items():
@@ -622,13 +625,13 @@ def encode_labelled_answers(
             dropped[number] = _OVERLONG_PAIR
         elif answer is None:
             faults[number] = _FLAGS_PROBLEM
-        elif reason := _add_answers(out, number, (answer,), (GOOD if labelled[number].label else BAD,), rules):
+        elif reason := _add_answers(out, number, (answer,), (GOOD if labelled[number].label else BAD,), chat):
             dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 
 
 def encode_prompts(
-    prompts: Sequence[CarryingPrompt], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
+    prompts: Sequence[CarryingPrompt], encoder: ChatEncoder, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render and tokenize prompts up to the beginning of the answer.
 
@@ -656,7 +659,7 @@ def encode_prompts(
             out.faults.append(EncodeFault(number, tokens))
             continue
         ids = np.concatenate([bos, tokens.ids])
-        if excess := describe_excess(ids.size, number, rules):
+        if excess := describe_excess(ids.size, number, chat):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         else:
             out.add(number, ids, np.zeros(ids.size, np.bool_), side=PROMPT, fields=prompts[number].fields)
@@ -664,7 +667,7 @@ def encode_prompts(
 
 
 def encode_stepped_answers(
-    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, rules: ChatRecipe, dtype: np.dtype[np.generic]
+    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize prompts and steps of answers, each step followed by a line end.
 
@@ -681,7 +684,7 @@ def encode_stepped_answers(
         prompt, *steps = piece_ids[first : first + 1 + len(answer.steps)]
         first += 1 + len(answer.steps)
         document = np.concatenate([*begin, prompt, *(part for step in steps for part in (step, separator))])
-        if excess := describe_excess(document.size, number, rules):
+        if excess := describe_excess(document.size, number, chat):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
             continue
         lengths = [sum(part.size for part in begin) + prompt.size, *(step.size + separator.size for step in steps)]
@@ -692,18 +695,18 @@ def encode_stepped_answers(
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 
-def describe_excess(tokens: int, number: int, rules: ChatRecipe) -> str:
+def describe_excess(tokens: int, number: int, chat: ChatRecipe) -> str:
     """Describe by how much a document is too long, else ""; raise if that is an error."""
-    if rules.max_tokens is None or tokens <= rules.max_tokens:
+    if chat.max_tokens is None or tokens <= chat.max_tokens:
         return ""
-    excess = f"{tokens:,} tokens where {rules.max_tokens:,} are allowed"
-    if rules.overlong == "error":
+    excess = f"{tokens:,} tokens where {chat.max_tokens:,} are allowed"
+    if chat.overlong == "error":
         raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
     return excess
 
 
 def encode_text_pairs(
-    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, rules: ChatRecipe, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize pairs of plain texts, each with its end token.
 
@@ -718,8 +721,8 @@ def encode_text_pairs(
     documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):
         prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
-        is_cut = rules.overlong in TRUNCATIONS
-        if not is_cut and (excess := describe_excess(max(chosen.size, rejected.size), number, rules)):
+        is_cut = chat.overlong in TRUNCATIONS
+        if not is_cut and (excess := describe_excess(max(chosen.size, rejected.size), number, chat)):
             dropped[number] = f"overlong: {excess}"
             continue
         # The encoded prompt ends with an end token, which the prompt inside a document lacks.
@@ -727,7 +730,7 @@ def encode_text_pairs(
         pair_answers = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
         if problem := _find_pair_problem(*pair_answers):
             faults[number] = problem
-        elif reason := _add_answers(out, number, pair_answers, (CHOSEN, REJECTED), rules):
+        elif reason := _add_answers(out, number, pair_answers, (CHOSEN, REJECTED), chat):
             dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, PreferencePair, Records, SteppedAnswer
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
-from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.conversation_encoder import (
     EncodedBatch,
@@ -65,32 +64,31 @@ class DocumentEncoder:
     media: ControlEncoder | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitContext(ABC):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitEncoder(ABC):
     """Settings and components that turn the records of a unit into documents.
-
-    It has no slots, so that a class can inherit from it and from :class:`DocumentEncoder`.
 
     Attributes:
         record_parsers: record parser of each source.
         normalize: normalize the text.
         membership: subset rule of the shares, without overrides.
         cleaner: cleaning steps; None for none.
-        chat: tokenizer and template; None if no source has conversations.
-        dedup: deduplication settings.
     """
 
     record_parsers: RecordParsers
     normalize: bool
     membership: SubsetRule
     cleaner: TextCleaner | None = None
-    chat: ChatEncoder | None = None
-    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
 
     @property
-    def repeat_unit(self) -> RepeatUnit | None:
-        """Unit of repeated text to remove; None to remove complete documents only."""
-        return self.dedup.repeat_unit
+    def chat(self) -> ChatEncoder | None:
+        """Tokenizer and template; None if no source has conversations."""
+        return None
+
+    @property
+    def dedup(self) -> DedupRecipe:
+        """Deduplication settings."""
+        return DedupRecipe(mode="none")
 
     @abstractmethod
     def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
@@ -98,19 +96,29 @@ class UnitContext(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeContext(DocumentEncoder, UnitContext):
+class EncodeContext(UnitEncoder):
     """Encode settings and components shared by all units of a job.
 
     Attributes:
+        encoder: tokenizes the documents.
         bounds: finds the boundaries of parts.
         overlap: encode a batch on a thread while the next one is read.
     """
 
+    encoder: DocumentEncoder
     bounds: RecordBounds
     overlap: bool = False
 
+    @property
+    def chat(self) -> ChatEncoder | None:
+        return self.encoder.chat
+
+    @property
+    def dedup(self) -> DedupRecipe:
+        return self.encoder.dedup
+
     def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
-        return encode_documents(self, record_parser, documents, weights)
+        return encode_documents(self.encoder, record_parser, documents, weights)
 
 
 def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:
@@ -153,8 +161,8 @@ def encode_documents(
 
     ``weights`` are the loss weights of texts; empty if all are 1.
     """
-    tokenizer, dtype, chat = encoder.tokenizer, encoder.dtype, encoder.chat
-    kind, rules = record_parser.record_kind, record_parser.chat
+    tokenizer, dtype = encoder.tokenizer, encoder.dtype
+    kind, chat = record_parser.record_kind, record_parser.chat
     if kind == "tokens":
         encoded_batch = encode_token_rows(documents, tokenizer.vocab_size, dtype)
     elif kind == "interleaved":
@@ -162,8 +170,8 @@ def encode_documents(
             raise AssertionError("a job with media needs a media encoder")
         encoded_batch = encode_interleaved(documents, encoder.media, dtype)
     elif kind == "segments":
-        encoded_batch = encode_segments(documents, tokenizer, rules, dtype)
-    elif rules is None:
+        encoded_batch = encode_segments(documents, tokenizer, chat, dtype)
+    elif chat is None:
         if encoder.fim is None:
             encoded_batch = encode_texts(documents, tokenizer, dtype)
         else:
@@ -171,13 +179,13 @@ def encode_documents(
             encoded_batch = encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=compared)
         return weigh_documents(encoded_batch, weights) if weights else encoded_batch
     elif kind == "text-pairs":
-        encoded_batch = encode_text_pairs(documents, tokenizer, rules, dtype)
+        encoded_batch = encode_text_pairs(documents, tokenizer, chat, dtype)
     elif kind == "steps":
-        encoded_batch = encode_stepped_answers(documents, tokenizer, rules, dtype)
-    elif chat is None:
+        encoded_batch = encode_stepped_answers(documents, tokenizer, chat, dtype)
+    elif encoder.chat is None:
         raise AssertionError("a job with conversations needs a template")
     else:
-        encoded_batch = _RENDERED_ENCODERS[kind](documents, chat, rules, dtype)
+        encoded_batch = _RENDERED_ENCODERS[kind](documents, encoder.chat, chat, dtype)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)
 

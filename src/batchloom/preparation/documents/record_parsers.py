@@ -353,14 +353,14 @@ def make_record_parser(
         record_reader = make_record_reader(
             schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
         )
-        chat_rules = chat.for_records(completion=schema.form == "prompt-completion")
+        chat = chat.resolve_train_on(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
-            rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
+            rules, "conversation", record_reader, chat, detected=schema.description, columns=columns
         )
     elif schema.kind == "segments":
         record_reader = make_record_reader(schema)
-        chat_rules = chat.for_records(completion=False)
-        record_parser = RecordParser(rules, "segments", record_reader, chat_rules, schema.description, columns)
+        chat = chat.resolve_train_on(completion=False)
+        record_parser = RecordParser(rules, "segments", record_reader, chat, schema.description, columns)
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
         record_reader = make_record_reader(schema, has_text_numbers=is_csv)
@@ -494,10 +494,8 @@ def _make_objective_parser(
             f"{source.name} holds {objective.contents} ({schema.description}), and {objective.trained}: leave "
             f"--train-on {chat.train_on} out"
         )
-    chat_rules = chat.for_records(completion=True)
-    return RecordParser(
-        rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
-    )
+    chat = chat.resolve_train_on(completion=True)
+    return RecordParser(rules, record_kind, record_reader, chat, schema.description, _find_filled_columns(schema, rows))
 
 
 def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordReader:

@@ -257,7 +257,7 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
 
 
 def encode_segments(
-    documents: Sequence[SegmentedText], tokenizer: Tokenizer, rules: ChatRecipe | None, dtype: np.dtype[np.generic]
+    documents: Sequence[SegmentedText], tokenizer: Tokenizer, chat: ChatRecipe | None, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Encode each segment alone, without adding tokens, as axolotl does.
 
@@ -265,7 +265,7 @@ def encode_segments(
     """
     out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
     flags: list[tuple[TokenFlags, bool]] = []
-    least = 1.0 if rules is not None and rules.train_on == "all" else 0.0
+    least = 1.0 if chat is not None and chat.train_on == "all" else 0.0
     for number, document in enumerate(documents):
         weights = np.array(document.trained, np.float64)
         try:
@@ -283,7 +283,7 @@ def encode_segments(
         first = segments.stop
         begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
         mask = np.repeat(segment_flags, sizes[segments])
-        if rules is not None and (excess := describe_excess(end - begin, number, rules)):
+        if chat is not None and (excess := describe_excess(end - begin, number, chat)):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         elif mask.any():
             out.rounded |= rounded

@@ -329,10 +329,10 @@ class DuplicatePairReader:
             start += int(stored_lengths(preceding_rows[subset_mask]).sum())
             release_pages(rows)
         count = min(int(rows["length"][number]), _SNIPPET_TOKENS)
-        path = unit.folder / tokens_file_name(SUBSETS[code])
+        path, encoder = unit.folder / tokens_file_name(SUBSETS[code]), self._context.encoder
         with translate_read_errors(path):
-            ids = np.fromfile(path, self._context.dtype, count, offset=start * self._context.dtype.itemsize)
-        return self._context.tokenizer.decode(ids)
+            ids = np.fromfile(path, encoder.dtype, count, offset=start * encoder.dtype.itemsize)
+        return encoder.tokenizer.decode(ids)
 
 
 def _map_unit_rows(unit: TokenizedUnit) -> NDArray[np.void] | None:

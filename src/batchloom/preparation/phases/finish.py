@@ -1,8 +1,9 @@
 """End of a job: lengths, quarantine, tokenizer, report, manifest, move to OUT."""
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import Any
 
 import msgspec
 
+from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
 from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.report.progress import PrepareResult, make_result
 from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
+from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.media_recipe import get_processor_state
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import (
     Decision,
+    JobIdentity,
     PartCounts,
     PartDedupCounts,
     TokenizedUnit,
@@ -38,6 +43,7 @@ from batchloom.store import (
     encode_manifest,
     extend_manifest,
     lock_store,
+    read_manifest,
     wrap_write_errors,
     write_file,
 )
@@ -127,6 +133,62 @@ def finish_plain_store(
     sealed = seal_manifest(manifest)
     write_file(store / MANIFEST_NAME, encode_manifest(sealed))
     return sealed
+
+
+def make_plain_store(
+    out: Path,
+    job: JobIdentity,
+    find_differences: Callable[[Manifest], list[str]],
+    make: Callable[[WorkFolder], Manifest],
+) -> PrepareResult:
+    """Make a store without units, or return the finished one.
+
+    A stopped job starts over.
+
+    Args:
+        out: folder of the store.
+        job: identity of the job.
+        find_differences: lists how the job of a finished store differs from this one.
+        make: writes all files into the work folder, and returns the manifest.
+    """
+    began = time.perf_counter()
+    if (out / MANIFEST_NAME).exists():
+        manifest = read_manifest(out)
+        if differences := find_differences(manifest):
+            raise StoreConflictError(
+                f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
+                "delete that folder."
+            )
+        remove_leftover_work(out)
+        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
+    check_output_folder(out)
+    with WorkFolder(out) as work:
+        if not work.has_results():
+            work.clear()
+            work.begin(job)
+        elif work.job() != job:
+            raise StoreConflictError(
+                f"{out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
+                "--out."
+            )
+        # Only the move into the folder was left of a job that was stopped then.
+        manifest = read_manifest(work.store) if work.complete else make(work)
+        move_store(work, manifest)
+    return make_result(out, manifest, seconds=time.perf_counter() - began)
+
+
+def collect_subsets(store: Path, shards: Mapping[str, list[ShardEntry]]) -> dict[str, SubsetEntry]:
+    """Make the entries of the subsets that have shards, and write their lengths files."""
+    return {name: make_subset_entry(store / name, entries) for name, entries in shards.items() if entries}
+
+
+def list_plain_differences(manifest: Manifest, plain: Mapping[str, Any]) -> list[str]:
+    """List the settings in which a plain recipe differs from that of a manifest."""
+    return [
+        f"{name}: {manifest.recipe.get(name)!r} -> {plain.get(name)!r}"
+        for name in sorted(manifest.recipe.keys() | plain.keys())
+        if manifest.recipe.get(name) != plain.get(name)
+    ]
 
 
 def _read_processor_state(recipe: Recipe) -> bytes | None:

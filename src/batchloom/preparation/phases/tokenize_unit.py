@@ -26,7 +26,7 @@ from batchloom.preparation.documents.conversation_encoder import (
 )
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
-    UnitContext,
+    UnitEncoder,
     normalize_records,
 )
 from batchloom.preparation.documents.record_parsers import RecordParser
@@ -326,7 +326,7 @@ class UnitTokenizer:
     def __init__(
         self,
         unit_task: UnitTask,
-        context: UnitContext,
+        context: UnitEncoder,
         files: DocumentSink,
         encoder: Executor | None,
         send_message: MessageCallback,
@@ -338,8 +338,8 @@ class UnitTokenizer:
         # Reports list steps in the order of their first flow.
         self._statistics.flow(StepFlow(step="read"))
         line_deduplicator = (
-            LineDeduplicator(unit_task.repeated, unit_task.unit.number, context.repeat_unit)
-            if context.repeat_unit
+            LineDeduplicator(unit_task.repeated, unit_task.unit.number, context.dedup.repeat_unit)
+            if context.dedup.repeat_unit
             else None
         )
         self._ingester = RecordIngester(
@@ -636,7 +636,7 @@ def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message
     The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
     each batch.
     """
-    if context.repeat_unit is None:
+    if context.dedup.repeat_unit is None:
         raise AssertionError("repeated lines or paragraphs are not removed in this job")
     # Drops and bad records are counted in the tokenization pass, not here.
     ingester = RecordIngester(
@@ -665,7 +665,7 @@ def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message
                             send_message(CrashMarker("clean", ((number, records[0]), (number, records[1]))))
                         ingester.ingest(record_slice, record_parser, part.source.name)
                         numbers = [number] * len(record_slice.values)
-                        keys, count = hash_segments(record_slice.values, numbers, count, context.repeat_unit)
+                        keys, count = hash_segments(record_slice.values, numbers, count, context.dedup.repeat_unit)
                         add(keys)
                         if is_suspected:
                             send_message(CrashMarker("clean", None))

@@ -283,10 +283,13 @@ class _UnitTokenReader:
 
     def __init__(self, folder: Path, subset: str, dtype: np.dtype[np.generic]) -> None:
         self._path, self._dtype, self._hash = folder / tokens_file_name(subset), dtype, xxhash.xxh3_128()
-        flags_path = folder / trained_file_name(subset)
-        with contextlib.ExitStack() as stack, translate_read_errors(self._path):
-            self._tokens = stack.enter_context(self._path.open("rb"))
-            self._flags = stack.enter_context(flags_path.open("rb")) if flags_path.exists() else None
+        self._flags_path = folder / trained_file_name(subset)
+        with contextlib.ExitStack() as stack:
+            with translate_read_errors(self._path):
+                self._tokens = stack.enter_context(self._path.open("rb"))
+            with translate_read_errors(self._flags_path):
+                has_flags = self._flags_path.exists()
+                self._flags = stack.enter_context(self._flags_path.open("rb")) if has_flags else None
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -299,6 +302,7 @@ class _UnitTokenReader:
         """Return the next tokens and their flags or weight codes; None if all are trained."""
         with translate_read_errors(self._path):
             tokens = np.fromfile(self._tokens, self._dtype, count)
+        with translate_read_errors(self._flags_path):
             flags = None if self._flags is None else np.fromfile(self._flags, np.uint8, count)
         if len(tokens) < count or (flags is not None and len(flags) < count):
             raise self._make_changed_error()

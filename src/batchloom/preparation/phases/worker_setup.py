@@ -13,7 +13,7 @@ from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.core.process_state import relax_gc
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.documents.document_encoder import DocumentEncoder, EncodeContext
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
@@ -118,7 +118,7 @@ class WorkerSetup:
         check_versions(self.versions)
         context = self.load_context()
         # Loads the engine, so that forked workers share it.
-        context.tokenizer.encode_batch([])
+        context.encoder.tokenizer.encode_batch([])
         return make_task_function(context)
 
     def load_context(self) -> EncodeContext:
@@ -133,18 +133,20 @@ class WorkerSetup:
         """Build the encode context from existing components."""
         recipe = self.recipe
         return EncodeContext(
-            tokenizer=tokenizer,
-            dtype=TOKEN_DTYPES[self.dtype],
-            chat=chat,
+            encoder=DocumentEncoder(
+                tokenizer=tokenizer,
+                dtype=TOKEN_DTYPES[self.dtype],
+                chat=chat,
+                dedup=recipe.dedup,
+                fim=make_fim_cutter(recipe.reading.fim, tokenizer),
+                media=make_media_encoder(tokenizer, recipe, chat),
+            ),
             record_parsers=record_parsers,
             bounds=RecordBounds(record_parsers.rules),
             normalize=recipe.reading.normalize,
             membership=SubsetRule(recipe.val_fraction, recipe.test_fraction),
             overlap=self.overlap,
             cleaner=TextCleaner(self.clean) if self.clean else None,
-            dedup=recipe.dedup,
-            fim=make_fim_cutter(recipe.reading.fim, tokenizer),
-            media=make_media_encoder(tokenizer, recipe, chat),
         )
 
 

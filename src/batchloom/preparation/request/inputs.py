@@ -280,18 +280,18 @@ def _locate_entries(
 
 def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
     """Yield each data set with its name in the file and the file's location."""
-    form = None if config.dataset_format == "yaml" else config.dataset_format
+    data_type = None if config.dataset_format == "yaml" else config.dataset_format
     if config.dataset_path is None and config.datasets is None:
         yield "dataset_type", DatasetEntry(path=_PRESET), config.location
     elif config.datasets is not None:
         for number, entry in enumerate(config.datasets):
-            typed_entry = entry if entry.data_type or not form else replace(entry, data_type=form)
+            typed_entry = entry if entry.data_type or not data_type else replace(entry, data_type=data_type)
             names = config.location.entry_names
             yield names[number] if names else f"datasets[{number}]", typed_entry, config.location
     elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
         yield from _iter_file_entries(config)
     else:
-        entry = DatasetEntry(path=str(config.dataset_path), data_type=form)
+        entry = DatasetEntry(path=str(config.dataset_path), data_type=data_type)
         yield "dataset_path", entry, config.location
 
 

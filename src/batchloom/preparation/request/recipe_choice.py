@@ -22,6 +22,7 @@ from batchloom.preparation.request.inputs import (
 )
 from batchloom.preparation.request.recipe_file import (
     RawRecipe,
+    check_formats_are_known,
     is_store_path,
     read_recipe_file,
     read_store_recipe,
@@ -300,10 +301,13 @@ def _choose_inputs(
 ) -> ResolvedInputs:
     """Resolve the inputs of a job: the given ones, else the recipe's."""
     if not input_arguments:
+        check_formats_are_known(raw_recipe, raw_recipe.inputs)
         sources, reading = hoist_common_settings(raw_recipe.sources, reading)
         without_inputs = resolve_inputs((), reading, tokenizer)
         return replace(without_inputs, inputs=raw_recipe.inputs, sources=sources)
     resolved = resolve_inputs(input_arguments, reading, tokenizer)
+    if not resolved.sources:
+        check_formats_are_known(raw_recipe, resolved.inputs)
     if not raw_recipe.sources or resolved.sources:
         return resolved
     if by_label:

@@ -102,6 +102,7 @@ class RawRecipe:
         tokenizer_state: state of the tokenizer, if a store holds it.
         store: the store that it made.
         partial: reason why it made only a part of that store; empty if it made all.
+        declared_file: the first file of the store that was read as records though its name is that of a text.
     """
 
     settings: Mapping[str, Any]
@@ -112,6 +113,7 @@ class RawRecipe:
     tokenizer_state: Mapping[str, Any] | None = None
     store: Path | None = None
     partial: str = ""
+    declared_file: SourceEntry | None = None
 
 
 def to_raw_recipe(recipe: Recipe) -> RawRecipe:
@@ -347,7 +349,7 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
         settings["media"] = _extract_media_settings(media, folder, verify="media" not in overridden_names)
     step = [entry for entry in manifest.all_history if entry.has_inputs][-1]
     sources = manifest.list_sources_of(step)
-    source_recipes = _make_source_recipes(plain, sources, location, has_inputs="inputs" in overridden_names)
+    source_recipes = _make_source_recipes(plain, location, has_inputs="inputs" in overridden_names)
     inputs = [str(label) for label in plain.get("inputs", ())]
     notes: tuple[str, ...] = ()
     if "inputs" not in overridden_names:
@@ -363,6 +365,7 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
         None if overridden_tokenizer else _read_stored_tokenizer(manifest, folder),
         folder if generation is None else path,
         "" if generation is not None else _describe_partial(manifest, folder),
+        next((source for source in sources if _has_text_name(source.name) and source.kind not in _TEXT_KINDS), None),
     )
 
 
@@ -506,9 +509,7 @@ def _read_reported_locations(report: Path) -> _ReportedLocations | None:
         return None
 
 
-def _make_source_recipes(
-    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], location: str, *, has_inputs: bool
-) -> tuple[SourceRecipe, ...]:
+def _make_source_recipes(recipe: Mapping[str, Any], location: str, *, has_inputs: bool) -> tuple[SourceRecipe, ...]:
     """Return the settings of each input; empty if no input has any.
 
     With ``has_inputs`` the inputs are given anew.
@@ -518,8 +519,6 @@ def _make_source_recipes(
     if has_inputs:
         # The store has only the last name of an absolute folder; the new inputs say where theirs is.
         plain = [{k: value for k, value in settings.items() if k != "media_folder_name"} for settings in plain]
-    else:
-        _check_no_declared_formats(sources, location)
     known_names = [*(field.name for field in list_settings(SourceRecipe)), "media_folder_name"]
     raise_problems(
         [
@@ -547,15 +546,28 @@ def _make_source_recipes(
     return source_recipes if any(source_recipe != SourceRecipe() for source_recipe in source_recipes) else ()
 
 
-def _check_no_declared_formats(sources: Sequence[SourceEntry], location: str) -> None:
-    """Refuse a store of files that were declared to hold records, unlike their names.
+def _has_text_name(name: str) -> bool:
+    verdict = detect_kind_by_name(name)
+    return verdict is not None and verdict.kind in _TEXT_KINDS
 
-    The store does not record the declaration, and without it the files would be read as texts.
+
+def check_formats_are_known(raw_recipe: RawRecipe, inputs: Sequence[str]) -> None:
+    """Refuse a store of text-named files that were read as records.
+
+    That was because of a data_type, which the store does not record. Without it, such files would be read as texts.
+    Inputs whose own names are those of records need none.
+
+    Args:
+        raw_recipe: the recipe of the store.
+        inputs: inputs that are given without a data_type.
     """
-    for source in sources:
-        verdict = detect_kind_by_name(source.name)
-        if verdict is not None and verdict.kind in _TEXT_KINDS and source.kind not in _TEXT_KINDS:
-            raise InputError(
-                f"{location}: {source.name} was read as {source.kind}, which its name does not say (data_type); give "
-                "the manifest or recipe file that the store was made with."
-            )
+    declared_file = raw_recipe.declared_file
+    if declared_file is None:
+        return
+    verdicts = map(detect_kind_by_name, inputs)
+    if all(verdict is not None and verdict.kind not in (None, *_TEXT_KINDS) for verdict in verdicts):
+        return
+    raise InputError(
+        f"{raw_recipe.location}: {declared_file.name} was read as {declared_file.kind} because of a data_type, which "
+        "the store does not record. Give the manifest or recipe file the store was made with."
+    )

@@ -113,8 +113,8 @@ def _parse_step(value: object, key_path: str) -> CleanStep:
 
 def _is_json_value(value: object) -> bool:
     """Return whether a value survives a round trip through JSON."""
-    plain = value_to_plain(value)
     try:
+        plain = value_to_plain(value)
         return bool(json.loads(json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()) == plain)
     except (TypeError, ValueError, RecursionError):
         return False

@@ -111,7 +111,7 @@ def _path_to_text(value: object) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def make_config(cls: type[T], values: object, path: str = "") -> T:
+def _make_config(cls: type[T], values: object, path: str = "") -> T:
     """Make a settings class from the values of a file, where null counts as absent.
 
     Raises:
@@ -298,7 +298,7 @@ class DatasetConfig:
         listed: object = self.datasets
         if processor is not None and not isinstance(processor, ProcessorConfig):
             try:
-                processor = make_config(ProcessorConfig, processor, "processor_config")
+                processor = _make_config(ProcessorConfig, processor, "processor_config")
                 object.__setattr__(self, "processor_config", processor)
             except SettingsError as error:
                 problems += error.problems
@@ -310,7 +310,7 @@ class DatasetConfig:
         for number, entry in enumerate(listed):
             try:
                 is_made = isinstance(entry, DatasetEntry)
-                entries.append(entry if is_made else make_config(DatasetEntry, entry, f"datasets[{number}]"))
+                entries.append(entry if is_made else _make_config(DatasetEntry, entry, f"datasets[{number}]"))
             except SettingsError as error:
                 problems += error.problems
         object.__setattr__(self, "datasets", tuple(entries))
@@ -327,12 +327,12 @@ class DatasetConfig:
         """
         values, location = read_dataset_file(Path(path))
         unused = [name for name in _UNUSED_SETTINGS if values.get(name) not in (None, {}, "none")]
-        settings = {name: value for name, value in values.items() if name not in _UNUSED_SETTINGS}
+        settings = {name: value for name, value in values.items() if name not in _UNUSED_SETTINGS and value is not None}
         videos = {name: settings.pop(name) for name in _VIDEO_SETTINGS if name in settings}
         if videos and isinstance(settings.get("videos", {}), Mapping):
             settings["videos"] = {**settings.get("videos", {}), **videos}
         try:
-            config = make_config(cls, settings)
+            config = _make_config(cls, settings)
         except SettingsError as error:
             location_prefix = location.describe(location.block)
             raise SettingsError([f"{location_prefix}{problem}" for problem in error.problems]) from None

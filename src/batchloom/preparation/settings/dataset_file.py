@@ -101,9 +101,9 @@ def read_dataset_file(path: Path) -> tuple[dict[str, Any], ConfigLocation]:
     """Return the unchecked settings in a file, and their location."""
     info_file = split_dataset_info(str(path))
     if info_file is not None:
-        return read_dataset_info(*info_file)
+        return _read_dataset_info(*info_file)
     content = read_yaml(path)
-    if isinstance(content, dict) and (peer_file := read_peer_file(path, content)) is not None:
+    if isinstance(content, dict) and (peer_file := _read_peer_file(path, content)) is not None:
         return peer_file
     if isinstance(content, list):
         content, key_prefix = _find_listed_job(content)
@@ -178,7 +178,7 @@ def split_dataset_info(text: str) -> tuple[Path, list[str]] | None:
     return Path(match[1]), [name.strip() for name in (match[2] or "").split(",") if name.strip()]
 
 
-def read_dataset_info(path: Path, names: list[str]) -> PeerFile:
+def _read_dataset_info(path: Path, names: list[str]) -> PeerFile:
     """Read a ``dataset_info.json`` of LLaMA-Factory; if it is a list, of ms-swift.
 
     Without names all of its data sets are read, which must be files.
@@ -234,7 +234,7 @@ def describe_dataset_info(folder: Path) -> str:
     )
 
 
-def read_peer_file(path: Path, content: dict[str, Any]) -> PeerFile | None:
+def _read_peer_file(path: Path, content: dict[str, Any]) -> PeerFile | None:
     """Return the data sets of a job of another library; None if the file is none."""
     named = content.get("dataset")
     if axolotl_datasets.is_axolotl_config(content):

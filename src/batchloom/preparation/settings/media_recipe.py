@@ -31,7 +31,7 @@ from batchloom.media import (
     open_processor,
     read_processor_files,
 )
-from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, map_file_with_header_hints
+from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, read_sidecar_hints
 
 MediaStorage = Literal["reference", "embed"]
 MediaSetting = partial(Setting, panel="Images, audio and video")
@@ -271,4 +271,4 @@ def _open_cached_processor(
 
 def read_processor_template(media: MediaRecipe) -> str | None:
     """Read the chat template next to a processor; None if there is none."""
-    return map_file_with_header_hints(find_processor_folder(media.processor)).chat.templates.get("default")
+    return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

@@ -252,11 +252,13 @@ class SourceRecipe:
         str | None, Setting(help="Folder or URL that the paths of media start from; None for the recipe's.")
     ] = None
     text_field: Annotated[
-        str | None, Setting(help="Field of a record that holds the text; without it and a mapping, the recipe's.")
+        str | None,
+        Setting(help="Field of a record that holds the text. Without it and a mapping, the recipe's applies."),
     ] = None
-    mapping: Annotated[Mapping[str, str], Setting(help="Columns by role; as text_field.", check=lambda _: "")] = field(
-        default_factory=dict
-    )
+    mapping: Annotated[
+        Mapping[str, str],
+        Setting(help="Columns by role. Without it and a text_field, the recipe's mapping applies.", check=lambda _: ""),
+    ] = field(default_factory=dict)
     ignore: Annotated[
         tuple[str, ...],
         Setting(help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem),
@@ -283,7 +285,7 @@ class SourceRecipe:
 def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
     """Return the set settings of each input for a manifest; empty if no input has any.
 
-    The formats of the files are recorded with the files. Labels (name and weight) do not change documents.
+    A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
         *("text_field", "mapping", "ignore", "max_samples", "num_samples"),

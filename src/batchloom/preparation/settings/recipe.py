@@ -298,8 +298,11 @@ class ChatRecipe:
         """Date that the template writes."""
         return _parse_date(self.template_date) or DEFAULT_DATE
 
-    def for_records(self, *, completion: bool) -> "ChatRecipe":
-        """Return the settings for one source, whose records have a completion or not."""
+    def resolve_train_on(self, *, completion: bool) -> "ChatRecipe":
+        """Return the settings with ``train_on`` resolved.
+
+        Its default depends on the completion that the records of a source have or lack.
+        """
         return replace(self, train_on=self.train_on or ("completion" if completion else "assistant"))
 
 

@@ -64,10 +64,11 @@ def make_gopher_step(settings: Gopher) -> CleanFunction:
 
 
 def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
-    counts = count_words(text)
+    counts, ellipses = count_words(text), text.count("...") + text.count("…")
     return (
         _check_words(settings, counts)
-        or _check_symbols(settings, text, counts)
+        or _check_symbols(settings, text, counts.words, ellipses)
+        or _check_lines(settings, text, ellipses)
         or _check_word_kinds(settings, text, counts)
         or text
     )
@@ -91,15 +92,15 @@ def _check_words(settings: Gopher, counts: WordCounts) -> DroppedText | None:
     return None
 
 
-def _check_symbols(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
-    count, most, ellipses = counts.words, settings.max_symbols, text.count("...") + text.count("…")
+def _check_symbols(settings: Gopher, text: str, count: int, ellipses: int) -> DroppedText | None:
+    most = settings.max_symbols
     if most is not None and count:
         hashes = text.count("#")
         if hashes / count > most:
             return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
             return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
-    return _check_lines(settings, text, ellipses)
+    return None
 
 
 def _check_lines(settings: Gopher, text: str, ellipses: int) -> DroppedText | None:
