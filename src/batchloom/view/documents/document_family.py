@@ -208,7 +208,8 @@ def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedC
         if duplicates is None:
             report = read_report(store.path, generation.number) if generation.has_inputs else None
             if report is not None:
-                reported, names_files = _list_reported_copies(store, report, provenance)
+                reported, report_names_files = _list_reported_copies(store, report, provenance)
+                names_files &= report_names_files
                 copies += reported[max(start - total, 0) : max(stop - total, 0)]
                 total += len(reported)
             is_complete &= not generation.has_inputs or (report is not None and not report.content.duplicates)
