@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, PlanError
+from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
@@ -290,5 +290,5 @@ def read_range_bounds(store: Store) -> NDArray[np.int64]:
         )
     bounds = np.frombuffer(view, "<u8", offset=HEADER.size).astype(np.int64)
     if len(bounds) != count + 1 or (np.diff(bounds) < 0).any():
-        raise PlanError(f"{path} is damaged; delete it, and let Stream.finish() write it again.")
+        raise StoreError(f"{path} is damaged; delete it, and let Stream.finish() write it again.")
     return bounds
