@@ -48,7 +48,6 @@ from .maintain.verification import verify_prefix as verify_prefix, verify_store 
 from .read.document_walk import (
     find_documents as find_documents,
     iter_document_ranges as iter_document_ranges,
-    read_range_bounds as read_range_bounds,
 )
 from .read.objective_readers import (
     LabelledAnswers as LabelledAnswers,
@@ -56,6 +55,7 @@ from .read.objective_readers import (
     PreferencePairs as PreferencePairs,
     StoredPrompts as StoredPrompts,
 )
+from .read.range_bounds import read_range_bounds as read_range_bounds
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia
