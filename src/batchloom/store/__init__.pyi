@@ -4,15 +4,9 @@ from .export_targets import (
     export_store as export_store,
 )
 from .format.layout import (
-    BAD as BAD,
-    CHOSEN as CHOSEN,
-    GOOD as GOOD,
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
-    PROMPT as PROMPT,
-    REJECTED as REJECTED,
     REPORT_NAME as REPORT_NAME,
-    STEPS as STEPS,
     WORK_NAME as WORK_NAME,
 )
 from .format.manifest import (
@@ -30,6 +24,14 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
+from .format.objectives import (
+    BAD as BAD,
+    CHOSEN as CHOSEN,
+    GOOD as GOOD,
+    PROMPT as PROMPT,
+    REJECTED as REJECTED,
+    STEPS as STEPS,
+)
 from .format.shard_sidecars import (
     compute_block_checksums as compute_block_checksums,
     map_provenance as map_provenance,

@@ -25,7 +25,6 @@ from batchloom.store.format.dropped_duplicates import DroppedDuplicates, map_dro
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
-    OBJECTIVES,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SMALL_FILE_LIMIT,
@@ -43,6 +42,7 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import (
     COUNTED_ENTRY_BYTES,
     BlockChecksums,
