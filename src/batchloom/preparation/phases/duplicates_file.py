@@ -101,7 +101,7 @@ class _DocumentTable:
                 first += shard.documents
 
     def to_document_ids(self, documents: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Convert ids of the exact search, which skips removed documents, to document ids."""
+        """Convert ids of the exact search, which skips removed ones, to document ids."""
         if not any(map(len, self._removed)):
             return documents
         documents = documents.copy()

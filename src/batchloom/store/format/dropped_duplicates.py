@@ -1,4 +1,4 @@
-r"""The ``report.duplicates`` file: dropped duplicates, and the records kept for them.
+r"""The ``report.duplicates`` file: dropped duplicates, and the records kept.
 
 Layout (little-endian): 8 bytes ``BLMDUPS\0``; u64 version 1; u64 rows N; four u16 as in ``.bands``, zeros if only
 equal documents were dropped; u64 [2] XXH3-128 (low half, high half) of the rows followed by these 32 bytes; then N rows

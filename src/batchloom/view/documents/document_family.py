@@ -1,4 +1,4 @@
-"""Copies of a document: equal and similar ones in the store, and dropped duplicates."""
+"""Copies of a document: equal and similar stored ones, and dropped duplicates."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -227,7 +227,7 @@ def read_dropped_copies(store: Store, document: int, start: int = 0) -> DroppedC
 
 @final
 class _DroppedCopyReader:
-    """Reader of dropped duplicates, with texts of the original files while time is left."""
+    """Reader of dropped duplicates, with texts of their files while time is left."""
 
     def __init__(
         self, store: Store, generation: GenerationEntry, duplicates: DroppedDuplicates, deadline: float
