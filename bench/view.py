@@ -3,7 +3,7 @@
     python bench/view.py [--documents N] [--sources N] [--copies N] [--rounds N]
 
 The store is sparse: its ids and source records are holes, its lengths and indexes are real. All of its documents are
-the first record of an input, of which 100 of the COPIES removed copies are near duplicates. It is in
+the first record of an input, of which 100 of the COPIES dropped duplicates are near duplicates. It is in
 BATCHLOOM_BENCH_CACHE, or a temporary folder. Each page is asked for ROUNDS + 1 times. The table has the first
 answer by the clock, the median of the others, each with the server's processor time, and the anonymous
 memory that the server gained with the page. The targets are 300 ms and 30 MB for each page, and 1.5 s to the first.
@@ -53,7 +53,7 @@ PAGES = {
     "document as tokens": "/document/{middle}?as=tokens",
     "document as JSON": "/document/{middle}/json",
     "copies of a document": "/document/{middle}/copies",
-    "removed copies": "/document/{middle}/copies/removed?start=50",
+    "dropped duplicates": "/document/{middle}/copies/dropped?start=50",
     "packing, first step": "/packing",
     "packing, a later step": "/packing?step=1000",
     "packing, a far step": "/packing?step=1000000",
@@ -87,13 +87,13 @@ def make_large_store(folder: Path, documents: int, sources: int, copies: int) ->
         for number, (count, size) in enumerate(zip(counts, sizes, strict=True))
     )
     manifest = msgspec.structs.replace(manifest, sources=entries)
-    add_removed_copies(folder, entries, copies)
+    add_dropped_duplicates(folder, entries, copies)
     write_file(folder / MANIFEST_NAME, encode_manifest(seal_manifest(manifest)))
     return folder
 
 
-def add_removed_copies(folder: Path, sources: Sequence[SourceEntry], copies: int) -> None:
-    """Record removed copies, and write the input file that holds the first ones."""
+def add_dropped_duplicates(folder: Path, sources: Sequence[SourceEntry], copies: int) -> None:
+    """Record dropped duplicates, and write the input file that holds the first ones."""
     line = json.dumps({"text": "many words " * 100}).encode() + b"\n"
     file = folder.with_name(f"{folder.name}.jsonl")
     file.write_bytes(line * sources[0].parts[0].records)

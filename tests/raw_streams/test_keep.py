@@ -23,7 +23,7 @@ from batchloom import (
     when,
 )
 from batchloom.batches import PlanOptions
-from batchloom.core.errors import StoreConflictError
+from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.plan import LanePlan
 from batchloom.preparation import (
     STREAM_BATCHES_FOLDER,
@@ -268,6 +268,10 @@ def test_the_stream_ranges_of_another_store_are_refused(tmp_path):
     assert read_range_bounds(open_store(first_store.path)).tolist() == bounds.tolist()
     with pytest.raises(PlanError, match=r"belongs to another store"):
         read_range_bounds(second_store)
+    path = first_store.path / name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(StoreError, match=r"is damaged; delete it"):
+        read_range_bounds(open_store(first_store.path))
 
 
 def test_invalid_keep_folders_are_refused(tmp_path):

@@ -222,10 +222,13 @@ def test_a_store_prepared_from_an_older_recipe_is_the_same(tmp_path):
 class DamagingHandler(Handler):
     """Changes a byte of the first responses that hold a manifest."""
 
-    damaged_responses = 0
+    sound_responses = damaged_responses = 0
 
     def send(self, web, path, *, body):
-        if path.endswith(NAME) and DamagingHandler.damaged_responses:
+        if path.endswith(NAME) and DamagingHandler.sound_responses:
+            DamagingHandler.sound_responses -= 1
+            super().send(web, path, body=body)
+        elif path.endswith(NAME) and DamagingHandler.damaged_responses:
             DamagingHandler.damaged_responses -= 1
             sound = web.files[path]
             web.files[path] = sound.replace(b'"end_id": 256', b'"end_id": 255')
@@ -266,6 +269,16 @@ def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, t
         assert message in (result.faults[0] if operation is check else str(result))
         manifest_requests = [request for request in web.requests if request[1].endswith(NAME)]
         assert len(manifest_requests) == (6 if operation is check else 3)
+
+
+def test_a_manifest_damaged_while_check_copies_it_is_fetched_again(web, monkeypatch):
+    # The manifest is read twice, then its size and version are requested, then it is copied.
+    monkeypatch.setattr(DamagingHandler, "sound_responses", 3)
+    monkeypatch.setattr(DamagingHandler, "damaged_responses", 1)
+    with serve(DamagingHandler, web=web):
+        result = check(f"{web.url}/store")
+    assert result.sound, result.faults
+    assert DamagingHandler.damaged_responses == 0
 
 
 def test_a_manifest_damaged_on_its_way_from_a_bucket_is_fetched_again(s3, folder, tmp_path):

@@ -45,13 +45,13 @@ from batchloom.preparation.documents.tokenizer_choice import (
     find_unused_columns,
 )
 from batchloom.preparation.phases import worker_setup
-from batchloom.preparation.phases.dropped_records import write_dropped_records
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardSettings,
     decide,
     describe_long_documents,
     resolve_duplicates,
 )
+from batchloom.preparation.phases.duplicates_file import write_duplicates_file
 from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
 from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest, move_store
 from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
@@ -505,7 +505,7 @@ class PrepareRun:
         shards: list[dict[str, list[ShardEntry]]] = []
         if not self._settings.dry_run:
             with log.time("find duplicates"):
-                write_dropped_records(work, units, duplicate_files, base, recipe.dedup.banding)
+                write_duplicates_file(work, units, duplicate_files, base, recipe.dedup.banding)
             with log.time("write shards"):
                 shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
         flows = _compute_flows(units, dedup_counts, context.encoder.dtype.itemsize)

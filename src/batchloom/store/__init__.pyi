@@ -4,15 +4,9 @@ from .export_targets import (
     export_store as export_store,
 )
 from .format.layout import (
-    BAD as BAD,
-    CHOSEN as CHOSEN,
-    GOOD as GOOD,
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
-    PROMPT as PROMPT,
-    REJECTED as REJECTED,
     REPORT_NAME as REPORT_NAME,
-    STEPS as STEPS,
     WORK_NAME as WORK_NAME,
 )
 from .format.manifest import (
@@ -30,6 +24,14 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
+from .format.objectives import (
+    BAD as BAD,
+    CHOSEN as CHOSEN,
+    GOOD as GOOD,
+    PROMPT as PROMPT,
+    REJECTED as REJECTED,
+    STEPS as STEPS,
+)
 from .format.shard_sidecars import (
     compute_block_checksums as compute_block_checksums,
     map_provenance as map_provenance,
@@ -48,7 +50,6 @@ from .maintain.verification import verify_prefix as verify_prefix, verify_store 
 from .read.document_walk import (
     find_documents as find_documents,
     iter_document_ranges as iter_document_ranges,
-    read_range_bounds as read_range_bounds,
 )
 from .read.objective_readers import (
     LabelledAnswers as LabelledAnswers,
@@ -56,6 +57,7 @@ from .read.objective_readers import (
     PreferencePairs as PreferencePairs,
     StoredPrompts as StoredPrompts,
 )
+from .read.range_bounds import read_range_bounds as read_range_bounds
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import decode_loss_weights
-from batchloom.store.format.layout import SIDE_NAMES
+from batchloom.store.format.objectives import SIDE_NAMES
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import wrap_write_errors, write_chunks, write_file

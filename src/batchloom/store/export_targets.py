@@ -18,8 +18,9 @@ from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.core.settings import raise_problems, suggest
-from batchloom.store.format.layout import OBJECTIVES, compute_checksum
+from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, encode_weights_header, iter_mask_chunks
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store, refuse_media

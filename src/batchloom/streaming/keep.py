@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchloom.core.errors import OutputError, SettingsError, StoreConflictError
 from batchloom.core.files import refuse_url
 from batchloom.core.settings import quote_value
@@ -32,8 +35,9 @@ from batchloom.preparation.report import Listener, PrepareResult
 from batchloom.preparation.settings import is_valid_path
 from batchloom.preparation.units import Unit, compute_unit_identity, read_stream_batches
 from batchloom.sources import RecordBounds, SourceListing
-from batchloom.store import MANIFEST_NAME, WORK_NAME, open_store, write_file
-from batchloom.store.read import compute_range_bounds, write_range_bounds
+from batchloom.store import MANIFEST_NAME, WORK_NAME, Store, map_provenance, open_store, write_file
+from batchloom.store.read import RANGES_NAME, encode_range_bounds
+from batchloom.store.write import make_folder
 from batchloom.streaming.lane import CachedRanges, RangeGroup, is_sequential_text
 from batchloom.tokens import Tokenizer
 
@@ -188,4 +192,34 @@ class StreamStoreWriter:
                 start = bounds.setdefault(source.path, RecordBounds(rules)).find_bound(source, start)
             at_part_start = record_range.start == record_range.unit_part.start
             begins.append((range_group.first_part + record_range.part_index, 0 if at_part_start else start))
-        write_range_bounds(store, compute_range_bounds(store, begins))
+        path = store.path / RANGES_NAME
+        make_folder(path.parent)
+        write_file(path, encode_range_bounds(store, _compute_range_bounds(store, begins)))
+
+
+def _compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the first document of each stream range, int64 [S + 1].
+
+    The last element is the number of documents.
+    """
+    bounds = np.zeros(len(begins) + 1, np.int64)
+    bounds[-1] = len(store)
+    parts = np.array([part for part, _ in begins], np.int64)
+    offsets = np.array([offset for _, offset in begins], np.int64)
+    next_range = 0
+    for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
+        provenance = map_provenance(stem.with_suffix(".docs"))
+        last = int(provenance.parts[-1]), int(provenance.offsets[-1])
+        # Count the remaining ranges that begin at or before the last document of the shard.
+        stop = next_range + int(
+            np.sum(
+                (parts[next_range:] < last[0]) | ((parts[next_range:] == last[0]) & (offsets[next_range:] <= last[1]))
+            )
+        )
+        for number in range(next_range, stop):
+            a, b = np.searchsorted(provenance.parts, [parts[number], parts[number] + 1])
+            part_row = np.searchsorted(provenance.offsets[a:b], np.uint64(offsets[number]))
+            bounds[number] = first + int(a) + int(part_row)
+        next_range = stop
+    bounds[next_range:-1] = len(store)
+    return bounds

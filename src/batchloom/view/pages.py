@@ -28,7 +28,7 @@ from batchloom.preparation.settings import DocumentOptions
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
-from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_removed_copies
+from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_dropped_copies
 from batchloom.view.documents.document_media import list_media, read_shown_medium
 from batchloom.view.documents.document_search import (
     MAX_SEARCHED_TOKENS,
@@ -40,7 +40,7 @@ from batchloom.view.documents.document_search import (
 from batchloom.view.documents.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import PACKING_ROWS, describe_step, find_runs
-from batchloom.view.page_templates import describe_choice, read_choice, read_number, render_file, respond
+from batchloom.view.page_rendering import describe_choice, read_choice, read_number, render_file, respond
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import RELOAD_HEADERS, PlanChoice, ViewTarget, is_near, is_small
@@ -93,7 +93,7 @@ class Pages:
             Route("/document/{number:int}", self.show_document),
             Route("/document/{number:int}/json", self.copy_document),
             Route("/document/{number:int}/copies", self.show_copies),
-            Route("/document/{number:int}/copies/removed", self.show_removed_copies),
+            Route("/document/{number:int}/copies/dropped", self.show_dropped_copies),
             Route("/document/{number:int}/media/{index:int}", self.show_medium),
             Route("/packing", self.show_packing),
             Route("/packing/strategies", self.show_strategies),
@@ -182,16 +182,16 @@ class Pages:
         values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
         values["documents"] = _list_documents(store, numbers)
         if not start:
-            values["removed"] = read_removed_copies(store, number)
+            values["dropped"] = read_dropped_copies(store, number)
         return respond("copies.html.j2", values)
 
-    def show_removed_copies(self, request: Request) -> Response:
-        """Show further rows of removed copies, which the page of a document appends."""
+    def show_dropped_copies(self, request: Request) -> Response:
+        """Show further rows of dropped duplicates, which the page of a document appends."""
         store, values = self._open(request)
         number = check_number(store, request.path_params["number"])
         start = read_number(request, "start", 0)
-        values |= {"number": number, "removed": read_removed_copies(store, number, start)}
-        return respond("removed_copies.html.j2", values)
+        values |= {"number": number, "dropped": read_dropped_copies(store, number, start)}
+        return respond("dropped_copies.html.j2", values)
 
     def show_medium(self, request: Request) -> Response:
         """Return an image, a sound or a video frame of a document."""

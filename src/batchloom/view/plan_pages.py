@@ -25,7 +25,7 @@ from batchloom.analysis import (
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
-from batchloom.view.page_templates import describe_choice, read_choice, read_number, respond
+from batchloom.view.page_rendering import describe_choice, read_choice, read_number, respond
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
 
 # A sample of the pools of a large store, which takes a tenth of a second.

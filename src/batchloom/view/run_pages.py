@@ -14,7 +14,7 @@ from batchloom.core.errors import InputError
 from batchloom.plan import Plan
 from batchloom.view.curves import ChartMark, Floats, Ints, find_spikes, list_bucket_bounds, make_chart
 from batchloom.view.packed_rows import COLOURS, DrawnRow, draw_rows
-from batchloom.view.page_templates import read_number, respond
+from batchloom.view.page_rendering import read_number, respond
 from batchloom.view.step_log import LogView, as_number
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, PlanChoice, ViewTarget, is_near
 

@@ -31,7 +31,7 @@ from batchloom.core.errors import BatchloomError, InputError, StateError, StoreE
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting
 from batchloom.store import write_file
-from batchloom.view.page_templates import STATIC_FOLDER, render
+from batchloom.view.page_rendering import STATIC_FOLDER, render
 from batchloom.view.pages import Pages, RawInputPages, make_page_file
 from batchloom.view.target import PlanChoice, RunData, ViewTarget, is_raw_input
 

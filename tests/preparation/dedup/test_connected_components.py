@@ -12,6 +12,7 @@ from batchloom.preparation.dedup import (
     read_unit_duplicates,
 )
 from batchloom.preparation.dedup.duplicate_search import make_duplicate_rows
+from batchloom.preparation.dedup.near_duplicates import find_kept_documents
 from tiers import examples
 
 UNIT_DOCUMENTS = 4
@@ -74,8 +75,11 @@ def test_groups_are_those_of_a_union_find(tmp_path_factory, links, files, first_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(near_duplicates, "_PARTITION_DOCUMENTS", chunk_size)
         patch.setattr(near_duplicates, "_CHUNK", max(2, chunk_size // 2))
-        rows, _ = find_groups(folder, paths, first_new)
+        rows, files = find_groups(folder, paths, first_new)
     assert rows == group_in_memory(links, first_new)
+    first_documents = {row[0] << 32 | row[1]: row[3] << 32 | row[4] for row in rows}
+    kept = find_kept_documents(files, np.array(DOCUMENTS, np.uint64))
+    assert kept.tolist() == [first_documents.get(document, document) for document in DOCUMENTS]
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "binary tree"])

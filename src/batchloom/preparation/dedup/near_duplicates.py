@@ -321,6 +321,13 @@ _PAIR = np.dtype([("one", "<u8"), ("other", "<u8")])
 _DocumentIds = NDArray[np.uint64]
 
 
+def _compute_partitions(documents: _DocumentIds, partitions: int) -> NDArray[np.unsignedinteger]:
+    """Return the number of each document's partition."""
+    hashes = mix_in_place(documents.copy())
+    hashes %= np.uint64(partitions)
+    return hashes.astype(np.min_scalar_type(partitions))
+
+
 @final
 class _PairSpill:
     """Pairs of documents in files, partitioned by the hash of the first one."""
@@ -335,9 +342,7 @@ class _PairSpill:
     def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
         if not len(nodes):
             return
-        partition = mix_in_place(nodes.copy())
-        partition %= np.uint64(self._partitions)
-        partition = partition.astype(np.min_scalar_type(self._partitions))
+        partition = _compute_partitions(nodes, self._partitions)
         order = np.argsort(partition, kind="stable")
         pairs = np.stack([nodes[order], values[order]], axis=1)
         partition = partition[order]
@@ -414,20 +419,25 @@ def find_kept_documents(drops: Sequence[Path], documents: _DocumentIds) -> _Docu
     """Return the document that stays in the place of each one, usually itself.
 
     Args:
-        drops: files of :func:`find_components`.
+        drops: all files of one call of :func:`find_components`, in their order.
         documents: document ids, uint64 [K].
 
     Raises:
         OutputError: a file cannot be read, or is truncated.
     """
     kept = documents.copy()
-    for path in drops:
+    if not drops:
+        return kept
+    partitions = _compute_partitions(documents, len(drops))
+    for partition, path in enumerate(drops):
+        indices = np.flatnonzero(partitions == partition)
         rows = map_records(path, DUPLICATE)
+        if not len(indices) or not len(rows):
+            continue
         dropped = get_document_ids(rows)
-        positions = np.searchsorted(dropped, documents)
-        positions[positions == len(dropped)] = 0
-        is_dropped = dropped[positions] == documents if len(dropped) else np.zeros(len(documents), bool)
-        kept[is_dropped] = get_document_ids(rows[positions[is_dropped]], "first_")
+        positions = np.minimum(dropped.searchsorted(documents[indices]), len(rows) - 1)
+        is_dropped = dropped[positions] == documents[indices]
+        kept[indices[is_dropped]] = get_document_ids(rows[positions[is_dropped]], "first_")
     return kept
 
 

@@ -12,17 +12,14 @@ from .layout import (
     LENGTHS_CHECKSUMS_NAME as LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME as LENGTHS_NAME,
     LOCK_NAME as LOCK_NAME,
-    OBJECTIVES as OBJECTIVES,
     PROCESSOR_NAME as PROCESSOR_NAME,
     QUARANTINE_NAME as QUARANTINE_NAME,
     SHARD_NAME as SHARD_NAME,
-    SIDE_NAMES as SIDE_NAMES,
     SMALL_FILE_LIMIT as SMALL_FILE_LIMIT,
     SUBSETS as SUBSETS,
     TOKEN_DTYPES as TOKEN_DTYPES,
     TOKENIZER_NAME as TOKENIZER_NAME,
     UINT16_IDS as UINT16_IDS,
-    ObjectiveName as ObjectiveName,
     choose_token_dtype as choose_token_dtype,
     compute_checksum as compute_checksum,
     describe_partial_store as describe_partial_store,
@@ -51,6 +48,7 @@ from .media_index import (
     read_blob as read_blob,
 )
 from .megatron_index import encode_index as encode_index, iter_index_chunks as iter_index_chunks, map_index as map_index
+from .objectives import OBJECTIVES as OBJECTIVES, SIDE_NAMES as SIDE_NAMES, ObjectiveName as ObjectiveName
 from .shard_sidecars import (
     CHECK_REMEDY as CHECK_REMEDY,
     COUNTED_ENTRY_BYTES as COUNTED_ENTRY_BYTES,

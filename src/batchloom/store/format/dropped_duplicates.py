@@ -1,6 +1,6 @@
-r"""The ``report.duplicates`` file: dropped records, and those kept in their place.
+r"""The ``report.duplicates`` file: dropped duplicates, and the records kept.
 
-Layout (little-endian): 8 bytes ``BLMDUPS\0``; u64 version 1; u64 records N; four u16 as in ``.bands``, zeros if only
+Layout (little-endian): 8 bytes ``BLMDUPS\0``; u64 version 1; u64 rows N; four u16 as in ``.bands``, zeros if only
 equal documents were dropped; u64 [2] XXH3-128 (low half, high half) of the rows followed by these 32 bytes; then N rows
 of 26 bytes, ``DROPPED_ROW``. The rows are sorted by (kept, dropped) within runs of ``RUN_ROWS``, so that a file of any
 size is written in bounded memory. A lookup searches each run.
@@ -45,7 +45,7 @@ class DroppedDuplicates:
 
     Attributes:
         path: path of the file.
-        rows: the dropped records, DROPPED_ROW [N].
+        rows: one dropped duplicate each, DROPPED_ROW [N].
         banding: parameters of the MinHash bands; None if only equal documents were dropped.
         checksum: recorded checksum of the rows and the header.
     """
@@ -94,7 +94,7 @@ def write_dropped_duplicates(path: Path, tables: Iterable[NDArray[np.void]], ban
 
     Args:
         path: the file.
-        tables: the dropped records in any order, DROPPED_ROW [K] each.
+        tables: the dropped duplicates in any order, DROPPED_ROW [K] each.
         banding: parameters of the MinHash bands; None if only equal documents were dropped.
 
     Raises:
@@ -142,7 +142,7 @@ def map_dropped_duplicates(folder: Path, generation: int) -> DroppedDuplicates |
         return None
     view, count, packed = map_file_with_header(path, _MAGIC)
     if len(view) != _HEADER_BYTES + DROPPED_ROW.itemsize * count:
-        raise StoreError(f"{path} declares {count:,} records, which do not fit its {len(view):,} bytes. {CHECK_REMEDY}")
+        raise StoreError(f"{path} declares {count:,} rows, which do not fit its {len(view):,} bytes. {CHECK_REMEDY}")
     low, high = _CHECKSUM.unpack_from(view, HEADER.size)
     rows = np.frombuffer(view, DROPPED_ROW, count, _HEADER_BYTES)
     return DroppedDuplicates(path, rows, unpack_banding(packed) if packed else None, (high << 64) | low)

@@ -1,4 +1,4 @@
-"""Names, limits, dtypes and objectives of the store format.
+"""Names, limits and dtypes of the store format.
 
 ``docs/reference/format.md`` is the specification.
 """
@@ -6,7 +6,6 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
@@ -145,73 +144,3 @@ def _describe_missing_store(path: Path) -> str:
     )
     synthetic = suggest(str(path).partition(":")[0], SYNTHETIC_NAMES)
     return f"{message[:-1]}{synthetic}" if synthetic and message.endswith("ending.") else message
-
-
-# Empty for the next token.
-ObjectiveName = Literal["", "pairs", "labels", "prompts", "steps"]
-CHOSEN, REJECTED, GOOD, BAD, PROMPT, STEPS = 1, 2, 3, 4, 5, 6
-SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
-
-
-class Objective(NamedTuple):
-    """Documents of an objective, with their trained part, trainers and reader."""
-
-    contents: str  # plural name of the documents
-    layout: str  # content of each document
-    trained: str  # what is trained
-    trainers: str  # plural name of the trainers that read the documents
-    reader: str  # class that reads them
-    remedy: str  # preparation of the same records for a loader
-    sides: tuple[int, ...]  # sides that ``.pairs`` may name
-    carries: bool = False  # the documents carry columns in ``.fields``
-
-    def describe_refusal(self, name: str) -> str:
-        """Return the error of a loader for data of this objective."""
-        consequence = "train them as texts" if self.carries else f"also train the {SIDE_NAMES[self.sides[-1]]} answers"
-        return (
-            f"{name} holds {self.contents}: a loader would {consequence}. {self.trainers.capitalize()} read them with "
-            f"{self.reader}. {self.remedy}."
-        )
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "pairs": Objective(
-        contents="preference pairs",
-        layout="two documents each, the chosen answer and the rejected one",
-        trained="only their answers are trained",
-        trainers="preference trainers",
-        reader="batchloom.store.PreferencePairs",
-        remedy="To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen "
-        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
-        sides=(CHOSEN, REJECTED),
-    ),
-    "labels": Objective(
-        contents="labelled answers",
-        layout="each document is an answer labelled good or bad",
-        trained="only their answers are trained",
-        trainers="preference trainers",
-        reader="batchloom.store.LabelledAnswers",
-        remedy="To train only the good answers, keep only their records and prepare those with --map label=",
-        sides=(GOOD, BAD),
-    ),
-    "prompts": Objective(
-        contents="prompts without answers",
-        layout="each document is a prompt without its answer, and carries columns",
-        trained="prompts are not trained",
-        trainers="trainers with rewards",
-        reader="batchloom.store.StoredPrompts",
-        remedy="To train on answers, prepare the data again without --prompts",
-        sides=(PROMPT,),
-        carries=True,
-    ),
-    "steps": Objective(
-        contents="answers with labelled steps",
-        layout="each document is an answer whose steps are labelled good or bad",
-        trained="only the ends of steps are trained",
-        trainers="trainers of process reward models",
-        reader="batchloom.store.LabelledSteps",
-        remedy="To train on the texts of the steps, write each record as a prompt and its completion",
-        sides=(STEPS,),
-        carries=True,
-    ),
-}

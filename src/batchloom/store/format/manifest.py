@@ -23,18 +23,17 @@ from batchloom.store.format.layout import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
     MANIFEST_NAME,
-    OBJECTIVES,
     SHARD_NAME,
     SMALL_FILE_LIMIT,
     SUBSETS,
     TOKEN_DTYPES,
-    ObjectiveName,
     compute_checksum,
     format_generation_file_name,
     format_generation_name,
     format_removed_name,
     make_missing_store_error,
 )
+from batchloom.store.format.objectives import OBJECTIVES, ObjectiveName
 from batchloom.tokens import Tokenizer
 
 # Limit of list and object elements. It bounds memory: a decoded `[]` takes 30 times its two bytes.

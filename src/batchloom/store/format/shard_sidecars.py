@@ -1,4 +1,4 @@
-r"""Sidecar files of a shard: flags, pairs, columns, signatures, sources, sums.
+r"""Sidecars of a shard: flags, pairs, columns, signatures, provenance, checksums.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
@@ -10,7 +10,7 @@ fully trained.
 token (``core/loss_weights.py``), 0 if it is not trained. Only a shard with another weight than 0 and 1 has the file.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
-side u8 [D]. Only stores with an objective (``layout.py``) have it, for every shard. In a store of pairs, every
+side u8 [D]. Only stores with an objective (``objectives.py``) have it, for every shard. In a store of pairs, every
 even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
 number of their own. Pair numbers ascend.
 
@@ -48,9 +48,10 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.layout import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName, compute_checksum
+from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.manifest import SourceEntry
 from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 
 # Address of flags, and whether they are bits.
 _FLAGS_ADDRESS = struct.Struct("=2q")
@@ -60,8 +61,13 @@ NO_FLAGS = bytes(_FLAGS_ADDRESS.size)
 HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
 _PAIRS_MAGIC, _FIELDS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMFELD\x00", b"BLMBAND\x00"
+DOCS_MAGIC, SUMS_MAGIC = b"BLMDOCS\x00", b"BLMSUMS\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
-PAIR_ROW_BYTES = 9
+PAIR_ROW_BYTES, PROVENANCE_ROW_BYTES = 9, 36
+# A checksum alone, or a checksum followed by the number of tokens before the block.
+PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
+# Checksums of a .bin that one root checksum covers.
+ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 # A pair number holds the part above the record.
 _RECORD_BITS = 40
 _MAX_PARTS = 1 << 23
@@ -72,6 +78,8 @@ _MAX_VALUE = (1 << _BITS) - 1
 _CHUNK_BYTES = 8 << 20
 # A chunk spans at most this many times its own rows of the mapped keys.
 _SEARCH_REACH = 8
+
+ChecksumArray = NDArray[np.uint64]
 
 
 def get_address(array: NDArray[Any]) -> int:
@@ -421,15 +429,6 @@ def map_fields(path: Path, documents: int, view: memoryview | None = None) -> Do
     return DocumentFields(ends, view[start:], str(path))
 
 
-SUMS_MAGIC = b"BLMSUMS\x00"
-# A checksum alone, or a checksum followed by the number of tokens before the block.
-PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
-# Checksums of a .bin that one root checksum covers.
-ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
-
-ChecksumArray = NDArray[np.uint64]
-
-
 def compute_block_checksums(data: Any) -> ChecksumArray:
     """Return the XXH3-64 of each 4096 bytes of ``data``, u64 [N].
 
@@ -565,10 +564,6 @@ def map_checksum_file(path: Path, expected_checksum: str, size: int) -> Checksum
     if root_checksums is None:
         raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
     return ChecksumFile(path, root_checksums, view[head:])
-
-
-DOCS_MAGIC = b"BLMDOCS\x00"
-PROVENANCE_ROW_BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)

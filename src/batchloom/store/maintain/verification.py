@@ -25,7 +25,6 @@ from batchloom.store.format.dropped_duplicates import DroppedDuplicates, map_dro
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
-    OBJECTIVES,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SMALL_FILE_LIMIT,
@@ -43,6 +42,7 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import (
     COUNTED_ENTRY_BYTES,
     BlockChecksums,
@@ -617,12 +617,16 @@ def _count_missing_records(folder: Path, manifest: Manifest, duplicates: Dropped
     for name, subset in manifest.subsets.items():
         for shard in subset.shards:
             provenance = map_provenance((folder / name / shard.name).with_suffix(".docs"))
-            stored = compute_pair_numbers(provenance.parts, provenance.records)
+            stored = np.sort(compute_pair_numbers(provenance.parts, provenance.records))
+            if not len(stored):
+                continue
             start = 0
             for run in duplicates.iter_runs():
-                begin = bisect_left(run["kept"], stored.min())
-                end = bisect_right(run["kept"], stored.max(), begin)
-                is_stored[start + begin : start + end] |= np.isin(run["kept"][begin:end], stored)
+                begin = bisect_left(run["kept"], stored[0])
+                end = bisect_right(run["kept"], stored[-1], begin)
+                kept = run["kept"][begin:end]
+                # Every kept record of this range has a position: none is larger than the last stored one.
+                is_stored[start + begin : start + end] |= stored[stored.searchsorted(kept)] == kept
                 start += len(run)
     return int(np.count_nonzero(~is_stored))
 
@@ -749,13 +753,13 @@ class _StoreCopy:
 
     def _copy_manifest(self, name: str, generation: int | None) -> None:
         """Copy a manifest, retrying while the copy is damaged."""
-        for _ in range(MAX_FETCH_ATTEMPTS):
-            self._copy_file(name)
+        for attempt in range(MAX_FETCH_ATTEMPTS):
+            self._copy_file(name, attempt)
             with contextlib.suppress(StoreError):
                 read_manifest(self._folder, generation)
                 return
 
-    def _copy_file(self, name: str) -> None:
+    def _copy_file(self, name: str, attempt: int = 0) -> None:
         """Copy a file; the verification reports a missing one."""
         url = f"{self._base}/{name}"
         status = stat_remote(url)
@@ -763,5 +767,7 @@ class _StoreCopy:
             return
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_remote_file(url, status.st_size, status.st_mtime_ns) as source, path.open("wb") as file:
+        # The bytes of a stamp are cached: with its own stamp, an attempt does not get the bytes of an earlier one.
+        stamp = status.st_mtime_ns + attempt
+        with open_remote_file(url, status.st_size, stamp) as source, path.open("wb") as file:
             shutil.copyfileobj(source, file, _CHUNK_BYTES)

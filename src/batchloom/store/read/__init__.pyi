@@ -1,8 +1,6 @@
 from .document_walk import (
-    compute_range_bounds as compute_range_bounds,
     find_provenance as find_provenance,
     find_source_names as find_source_names,
-    write_range_bounds as write_range_bounds,
 )
 from .mapped_shards import (
     MappedShard as MappedShard,
@@ -13,6 +11,7 @@ from .mapped_shards import (
     make_mapped_shard as make_mapped_shard,
     map_prefix as map_prefix,
 )
+from .range_bounds import RANGES_NAME as RANGES_NAME, encode_range_bounds as encode_range_bounds
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest
 from .store_opening import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
 from .stored_media import (

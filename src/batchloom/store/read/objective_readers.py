@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.settings import check_index, quote_value
-from batchloom.store.format.layout import CHOSEN, GOOD, OBJECTIVES
+from batchloom.store.format.objectives import CHOSEN, GOOD, OBJECTIVES
 from batchloom.store.format.shard_sidecars import DocumentFields
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store

@@ -11,8 +11,9 @@ from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import describe_os_error, find_cache_folder, refuse_url
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, parse_synthetic_spec
-from batchloom.store.format.layout import MANIFEST_NAME, OBJECTIVES, SUBSETS, make_missing_store_error
+from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, make_missing_store_error
 from batchloom.store.format.manifest import Manifest, read_manifest
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.read.local_reader import LocalReader
 from batchloom.store.read.remote_store import VERIFY_MODES, RemoteSubset, VerifyMode, open_remote_manifest
 from batchloom.store.read.store_reader import Store, StoreLocation

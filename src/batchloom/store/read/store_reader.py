@@ -17,8 +17,8 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import check_index
-from batchloom.store.format.layout import ObjectiveName
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
+from batchloom.store.format.objectives import ObjectiveName
 from batchloom.store.format.shard_sidecars import DocumentFields, DocumentProvenance, PairIndex, ProvenanceTable
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard

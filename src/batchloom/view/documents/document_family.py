@@ -1,4 +1,4 @@
-"""Copies of a document: equal and similar ones in the store, and removed ones."""
+"""Copies of a document: equal and similar stored ones, and dropped duplicates."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,9 @@ from batchloom.store.format import (
 
 _DOCUMENTS_PER_STEP = 1 << 16
 _LISTED_COPIES = 100
-REMOVED_COPIES_PER_PAGE = 50
-# Texts of removed copies are read in this time, their first characters are shown, and reports up to this size are read.
+DROPPED_COPIES_PER_PAGE = 50
+# Texts of dropped duplicates are read in this time, and their first characters are shown. Reports up to this size are
+# read.
 _TEXT_SECONDS, _SHOWN_CHARACTERS, _MAX_REPORT_BYTES = 0.1, 240, 8 << 20
 
 
@@ -67,8 +68,8 @@ class CopySearch:
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedCopy:
-    """A copy that preparation removed.
+class DroppedCopy:
+    """A duplicate that preparation dropped.
 
     Attributes:
         source: name of its file.
@@ -86,21 +87,21 @@ class RemovedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedCopies:
-    """Copies of a document that preparation removed.
+class DroppedCopies:
+    """Duplicates of a document that preparation dropped.
 
     Attributes:
-        counts: number of removed documents of the store by reason.
-        copies: removed copies of the document.
+        counts: number of dropped duplicates of the store by reason.
+        copies: dropped duplicates of the document.
         total: their number, including those of other pages.
         next_start: number of the first copy of the next page; None on the last page.
-        is_complete: whether the store records all removed copies. Older ones have a report, which has a few.
+        is_complete: whether the store records all dropped duplicates. Older ones have a report, which has a few.
         names_files: whether such reports name single files and records. They group the files of a large listing by
             folder, and count the records of a large file by part.
     """
 
     counts: dict[str, int]
-    copies: list[RemovedCopy]
+    copies: list[DroppedCopy]
     total: int
     next_start: int | None
     is_complete: bool
@@ -183,8 +184,8 @@ def has_signatures(store: Store) -> bool:
     return any(entry.bands is not None for entry in shards)
 
 
-def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedCopies:
-    """Return the copies of a document that preparation removed, from one of them on.
+def read_dropped_copies(store: Store, document: int, start: int = 0) -> DroppedCopies:
+    """Return the dropped duplicates of a document, from one of them on.
 
     Args:
         store: a store on disk.
@@ -192,23 +193,24 @@ def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedC
         start: number of the first copy.
 
     Raises:
-        StoreError: a file of removed copies is damaged.
+        StoreError: a file of dropped duplicates is damaged.
     """
     manifest = store.manifest
     if manifest is None:
-        return RemovedCopies({}, [], 0, None, is_complete=True, names_files=True)
+        return DroppedCopies({}, [], 0, None, is_complete=True, names_files=True)
     shard = int(np.searchsorted(store.shards.bounds, document, side="right")) - 1
     provenance = store.provenance.shard(shard).take(np.array([document - store.shards.bounds[shard]]))
     kept = int(compute_pair_numbers(provenance.parts, provenance.records)[0])
-    stop = start + REMOVED_COPIES_PER_PAGE
+    stop = start + DROPPED_COPIES_PER_PAGE
     deadline = time.monotonic() + _TEXT_SECONDS
-    copies, total, is_complete, names_files = list[RemovedCopy](), 0, True, True
+    copies, total, is_complete, names_files = list[DroppedCopy](), 0, True, True
     for generation in manifest.all_history:
         duplicates = map_dropped_duplicates(store.path, generation.number) if generation.has_inputs else None
         if duplicates is None:
             report = read_report(store.path, generation.number) if generation.has_inputs else None
             if report is not None:
-                reported, names_files = _list_reported_copies(store, report, provenance)
+                reported, report_names_files = _list_reported_copies(store, report, provenance)
+                names_files &= report_names_files
                 copies += reported[max(start - total, 0) : max(stop - total, 0)]
                 total += len(reported)
             is_complete &= not generation.has_inputs or (report is not None and not report.content.duplicates)
@@ -218,14 +220,14 @@ def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedC
             rows.append(run_rows[max(start - total, 0) : max(stop - total, 0)])
             total += len(run_rows)
         if any(map(len, rows)):
-            copies += _RemovedCopyReader(store, generation, duplicates, deadline).read_copies(np.concatenate(rows))
+            copies += _DroppedCopyReader(store, generation, duplicates, deadline).read_copies(np.concatenate(rows))
     counts = {reason: count for reason, count in manifest.counts.dropped.items() if reason.endswith("duplicate")}
-    return RemovedCopies(counts, copies, total, stop if stop < total else None, is_complete, names_files)
+    return DroppedCopies(counts, copies, total, stop if stop < total else None, is_complete, names_files)
 
 
 @final
-class _RemovedCopyReader:
-    """Reader of removed copies, with texts of the original files while time is left."""
+class _DroppedCopyReader:
+    """Reader of dropped duplicates, with texts of their files while time is left."""
 
     def __init__(
         self, store: Store, generation: GenerationEntry, duplicates: DroppedDuplicates, deadline: float
@@ -236,8 +238,8 @@ class _RemovedCopyReader:
         self._first_source = generation.sources - len(sources)
         self._reported = _list_reported_sources(store, generation)
 
-    def read_copies(self, rows: NDArray[np.void]) -> list[RemovedCopy]:
-        """Return the removed copies of some rows."""
+    def read_copies(self, rows: NDArray[np.void]) -> list[DroppedCopy]:
+        """Return the dropped duplicates of some rows."""
         parts, records = split_pair_numbers(rows["dropped"])
         if (parts >= len(self._table.records)).any() or (records >= self._table.records[parts]).any():
             raise StoreError(f"{self._duplicates.path} names records that the store did not read. {CHECK_REMEDY}")
@@ -254,7 +256,7 @@ class _RemovedCopyReader:
         positions = self._table.resolve_provenance(ProvenanceTable(hashes, records, rows["offset"], parts))
         keys = zip(parts.tolist(), records.tolist(), strict=True)
         return [
-            RemovedCopy(
+            DroppedCopy(
                 position.source,
                 position.position,
                 self._estimate_similarity(shared),
@@ -296,8 +298,8 @@ def _list_reported_sources(store: Store, generation: GenerationEntry) -> list[Re
 
 def _list_reported_copies(
     store: Store, report: PrepareReport, provenance: ProvenanceTable
-) -> tuple[list[RemovedCopy], bool]:
-    """List the removed copies of a document in the report of an older store.
+) -> tuple[list[DroppedCopy], bool]:
+    """List the dropped duplicates of a document in the report of an older store.
 
     Also return whether the report names single files and records.
     """
@@ -308,7 +310,7 @@ def _list_reported_copies(
     for pair in report.content.duplicates:
         if pair.kept_in == document.source and names_files:
             copies += [
-                RemovedCopy(pair.dropped_from, f"record {example.dropped_record + 1:,}", None, example.words)
+                DroppedCopy(pair.dropped_from, f"record {example.dropped_record + 1:,}", None, example.words)
                 for example in pair.examples
                 if example.kept_record == document.record
             ]

@@ -1,4 +1,4 @@
-"""Phase B: the file of all dropped duplicates, by which copies are shown later."""
+"""Phase B: the ``report.duplicates`` file, which ``batchloom view`` reads."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,18 +32,14 @@ _COMPARED_DOCUMENTS = 1 << 15
 _U32, _LOW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def write_dropped_records(
+def write_duplicates_file(
     work: WorkFolder,
     units: Sequence[TokenizedUnit],
     duplicate_files: DuplicateFiles,
     base: BaseGenerations,
     banding: Banding,
 ) -> None:
-    """Write the file of dropped duplicates.
-
-    Phase C deletes the files of the units that it is made of. A job that an older version began may have none any more;
-    its store gets no such file.
-    """
+    """Write the file that lists the dropped duplicates of this generation."""
     name = format_generation_file_name(DUPLICATES_NAME, base.generation + 1)
     if not sum(count_records(file, DUPLICATE) for file in (*duplicate_files.exact, *duplicate_files.near)):
         # An abandoned job may have been killed while it moved its files here.
@@ -51,18 +47,20 @@ def write_dropped_records(
             (work.out / name).unlink(missing_ok=True)
         return
     path = work.store / name
+    # Phase C deletes the unit files that this file is made from. If an older version began the job and they are already
+    # deleted, no file is written.
     if path.exists() or not all((unit.folder / ROWS_NAME).exists() for unit in units):
         return
     make_folder(work.store)
     documents = _DocumentTable(work.out, units, base, banding.bands)
-    rows = _iter_dropped_rows(documents, duplicate_files)
+    rows = _iter_rows(documents, duplicate_files)
     write_dropped_duplicates(path, rows, banding if duplicate_files.near else None)
 
 
-def _iter_dropped_rows(documents: "_DocumentTable", duplicate_files: DuplicateFiles) -> Iterator[NDArray[np.void]]:
-    """Yield the dropped records in chunks, DROPPED_ROW."""
+def _iter_rows(documents: "_DocumentTable", duplicate_files: DuplicateFiles) -> Iterator[NDArray[np.void]]:
+    """Yield the dropped duplicates in chunks, DROPPED_ROW."""
     for duplicates in iter_duplicate_rows(duplicate_files.exact):
-        equal = documents.count_removed(get_document_ids(duplicates, "first_"))
+        equal = documents.to_document_ids(get_document_ids(duplicates, "first_"))
         # The first of equal documents may itself be dropped as a near duplicate.
         kept = find_kept_documents(duplicate_files.near, equal)
         rows = _make_rows(documents, get_document_ids(duplicates), kept)
@@ -102,8 +100,8 @@ class _DocumentTable:
                 self._removed.append(removed[begin:end] - first)
                 first += shard.documents
 
-    def count_removed(self, documents: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Count removed documents in the ids of stored ones; the exact search does not."""
+    def to_document_ids(self, documents: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Convert ids of the exact search, which skips removed ones, to document ids."""
         if not any(map(len, self._removed)):
             return documents
         documents = documents.copy()

@@ -1,4 +1,4 @@
-"""Templates of the pages, parameters of requests, and responses."""
+"""Rendering of pages, and parameters of their requests."""
 
 import base64
 import hashlib

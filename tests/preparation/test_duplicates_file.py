@@ -45,7 +45,7 @@ def locate(store, records):
 
 
 def read_rows(store, generation=1):
-    """Return (kept, dropped, offset, shared) of each dropped record."""
+    """Return (kept, dropped, offset, shared) of each dropped duplicate."""
     rows = map_dropped_duplicates(Path(store), generation).rows
     columns = locate(store, rows["kept"]), locate(store, rows["dropped"])
     return list(zip(*columns, rows["offset"].tolist(), rows["shared"].tolist(), strict=True))
@@ -53,7 +53,7 @@ def read_rows(store, generation=1):
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 @pytest.mark.parametrize("unit_bytes", [2_000, 1 << 40])
-def test_every_dropped_record_is_listed_with_the_kept_one(monkeypatch, dedup, unit_bytes):
+def test_every_dropped_duplicate_is_listed_with_the_kept_one(monkeypatch, dedup, unit_bytes):
     monkeypatch.setattr("batchloom.store.format.dropped_duplicates.RUN_ROWS", 8)
     rng = random.Random(0)
     texts = {name: [make_text(rng.randrange(12), rng.randrange(4)) for _ in range(40)] for name in ("a", "b", "c")}
@@ -143,7 +143,7 @@ def test_damaged_files_are_found():
         path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         assert "checksum differs from that in its header" in list_faults()
     path.write_bytes(data[:-1])
-    assert "declares 15 records" in list_faults()
+    assert "declares 15 rows" in list_faults()
     path.write_bytes(b"B" + data[:20])
     assert "is cut short" in list_faults()
     path.write_bytes(b"X" + data[1:])
