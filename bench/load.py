@@ -30,8 +30,8 @@ import numpy as np
 import batchloom
 from batchloom.batches import BatchOptions
 from batchloom.batches.assembly import array_filling
+from batchloom.batches.assembly.array_filling import find_kernel
 from batchloom.batches.assembly.batch_spec import DEFAULT_BATCH_OPTIONS
-from batchloom.batches.assembly.kernel import find_kernel
 from batchloom.batches.producer_thread import reserve_allocator_blocks
 from corpus import make_store
 

@@ -27,7 +27,7 @@ def split_text(_folder):
 
 
 USERS = {
-    "kernel": ("batchloom.batches.assembly.kernel.KERNEL_SOURCE", find_kernel, fill_batch),
+    "kernel": ("batchloom.batches.assembly.array_filling.KERNEL_SOURCE", find_kernel, fill_batch),
     "words": ("batchloom.text.words.WORDS_SOURCE", find_word_kernel, split_text),
 }
 

@@ -151,9 +151,20 @@ def test_damaged_files_are_found():
     for kept, dropped, fault in ((2, 20, "names records"), (1 << 40, 3, "names records"), (7, 3, "1 of its rows")):
         write_dropped_duplicates(path, [np.array([(kept, dropped, 0, EQUAL)], DROPPED_ROW)], None)
         assert fault in list_faults()
+    write_dropped_duplicates(path, [], None)
+    assert "it has 0 rows, and preparation dropped 15 duplicates. Restore it" in list_faults()
     # Older stores have no such file, and it may be deleted with the report.
     path.unlink()
     assert check("s").sound
+
+
+def test_the_file_of_another_store_is_found():
+    for name, texts in (("few", 10), ("many", 12)):
+        write_jsonl(f"{name}.jsonl", [{"text": make_text(n % 5)} for n in range(texts)])
+        prepare_store(f"{name}.jsonl", name, val_fraction=0)
+    Path("few", NAME).write_bytes(Path("many", NAME).read_bytes())
+    (fault,) = check("few").faults
+    assert "names records that no source has" in fault or "it has 7 rows" in fault
 
 
 def test_a_repeated_run_writes_the_same_file():

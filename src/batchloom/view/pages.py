@@ -21,7 +21,7 @@ from batchloom.analysis.doctor import Diagnosis, doctor
 from batchloom.batches import IGNORE_INDEX, Batch
 from batchloom.chat import TEMPLATE_NAMES, parse_mapping
 from batchloom.core.addresses import redact_url
-from batchloom.core.errors import BatchloomError, InputError
+from batchloom.core.errors import BatchloomError, InputError, StoreError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan import Plan
 from batchloom.preparation.settings import DocumentOptions
@@ -182,7 +182,11 @@ class Pages:
         values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
         values["documents"] = _list_documents(store, numbers)
         if not start:
-            values["dropped"] = read_dropped_copies(store, number)
+            values["dropped_fault"] = ""
+            try:
+                values["dropped"] = read_dropped_copies(store, number)
+            except StoreError as error:
+                values["dropped_fault"] = str(error)
         return respond("copies.html.j2", values)
 
     def show_dropped_copies(self, request: Request) -> Response:

@@ -1,3 +1,4 @@
+from .array_filling import find_kernel as find_kernel, get_kernel as get_kernel
 from .augment import remove_augment_state as remove_augment_state
 from .batch_assembly import BatchLayout as BatchLayout, MediaOffsets as MediaOffsets, assemble_varlen as assemble_varlen
 from .batch_spec import (
@@ -6,4 +7,3 @@ from .batch_spec import (
     Labels as Labels,
 )
 from .device import require_torch as require_torch, to_torch as to_torch
-from .kernel import find_kernel as find_kernel, get_kernel as get_kernel

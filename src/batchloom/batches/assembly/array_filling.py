@@ -1,17 +1,21 @@
 """Filling of batch arrays with the token ranges of spans.
 
-The native kernel and numpy give the same bytes; numpy's way is the specification.
+The native kernel and numpy give the same bytes; numpy's way is the specification. ``kernel.c`` defines what each
+address points to. ctypes releases the interpreter lock during a call.
 """
 
+import ctypes
 import functools
+import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.kernel import BATCH, Kernel, find_kernel, get_output_address
 from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, TokenFlags, decode_loss_weights
+from batchloom.core.native import KERNEL_SOURCE, find_library
 from batchloom.plan.packing import Rows, align_lengths
 from batchloom.store.format import LossWeights, get_address
 from batchloom.store.read import MappedSpans, collect_addresses, make_mapped_shard
@@ -22,7 +26,12 @@ _INT64_BYTES = 8
 _NO_IDS = np.zeros(0, np.int64)
 _DECODED_ADDRESS = get_address(LOSS_WEIGHTS)
 
+# ``Batch`` of kernel.c.
+_BATCH = struct.Struct("=12q")
+
 Ids = NDArray[np.int64]
+# ``batchloom_fill``, with its arrays as bytes: taking the address of a numpy array costs more than their copies.
+Kernel = Callable[[bytes, bytes, bytes, bytes | None, bytes, bytes, bytes, bytes], int]
 
 
 class TokenReader(Protocol):
@@ -93,6 +102,24 @@ def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: BatchArra
     return highest
 
 
+@functools.cache
+def find_kernel() -> Kernel | None:
+    """Return the kernel of this installation; None without a usable one.
+
+    The reason is logged, once.
+    """
+    library = find_library(KERNEL_SOURCE, "Batches are assembled by numpy, which is slower and gives the same bytes")
+    return None if library is None else get_kernel(library)
+
+
+def get_kernel(library: ctypes.CDLL) -> Kernel:
+    """Return the function ``batchloom_fill`` of a library of ``kernel.c``."""
+    fill: Any = library.batchloom_fill
+    fill.argtypes, fill.restype = [ctypes.c_char_p] * 8, ctypes.c_int64
+    kernel: Kernel = fill
+    return kernel
+
+
 def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: BatchArrays) -> int:
     """Fill all arrays as :func:`fill_arrays`, by the native kernel."""
     # The spans hold the memory that the kernel reads until it returns.
@@ -100,19 +127,19 @@ def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowFo
     starts = rows.starts
     if spans is None:
         spans, starts = _read_spans(store, rows), np.zeros_like(starts)
-    batch = BATCH.pack(
+    batch = _BATCH.pack(
         len(form.pointers) - 1,
         form.row_length,
         form.align,
         form.labels == "shifted",
         store.end_id,
         arrays.ids.itemsize == _INT64_BYTES,
-        get_output_address(arrays.ids),
-        get_output_address(arrays.labels),
-        get_output_address(arrays.positions),
-        get_output_address(arrays.loss_weights),
+        _get_output_address(arrays.ids),
+        _get_output_address(arrays.labels),
+        _get_output_address(arrays.positions),
+        _get_output_address(arrays.loss_weights),
         _DECODED_ADDRESS,
-        get_output_address(arrays.span_numbers),
+        _get_output_address(arrays.span_numbers),
     )
     highest = kernel(
         batch,
@@ -129,6 +156,11 @@ def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowFo
         store.read(rows.documents, rows.starts, rows.lengths)
         raise StoreError("The spans of a batch do not fit its documents and rows: the plan belongs to another store.")
     return highest
+
+
+def _get_output_address(array: NDArray[Any] | None) -> int:
+    """Return the address of a writable array; 0 for None."""
+    return 0 if array is None else ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
 
 def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:

@@ -1,6 +1,6 @@
 // Fills the arrays of a batch from the token ranges of its spans, in one pass.
 //
-// assembly/array_filling.py has the same function in numpy, which defines the result. assembly/kernel.py packs the
+// assembly/array_filling.py has the same function in numpy, which defines the result, and packs the
 // structures below; all their fields have 8 bytes.
 
 #include <stdint.h>

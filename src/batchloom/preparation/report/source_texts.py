@@ -72,8 +72,10 @@ def _check_unchanged(reported: ReportedSource) -> None:
         raise InputError("Its file is remote and is not read here.")
     try:
         status = Path(reported.path).stat()
+    except NotADirectoryError as error:
+        # The path of a member begins with that of its archive.
+        raise InputError("It is in an archive, which is not read here.") from error
     except OSError as error:
-        # A member of an archive has no file of its own.
         raise InputError(f"Its file cannot be read: {describe_os_error(error)}.") from error
     if (status.st_size, status.st_mtime_ns) != (reported.bytes, reported.mtime_ns):
         raise InputError("Its file was changed after it was prepared.")

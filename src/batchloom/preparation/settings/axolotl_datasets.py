@@ -131,7 +131,7 @@ def is_axolotl_config(content: Mapping[str, Any]) -> bool:
 
 
 def _is_axolotl_type(value: object) -> bool:
-    """Return whether the type of a data set is axolotl's: one of its names, or a custom prompt."""
+    """Return whether a type is a name or a custom prompt of axolotl."""
     return isinstance(value, dict) or (isinstance(value, str) and (value in _TYPES or value in _REFUSED_TYPES))
 
 

@@ -44,6 +44,7 @@ from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
 from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import (
+    CHECK_REMEDY,
     COUNTED_ENTRY_BYTES,
     BlockChecksums,
     compute_file_checksums,
@@ -595,19 +596,31 @@ def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
 
 def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
     """List the faults of the files of dropped duplicates, which older stores lack."""
+    remedy = "Restore it from a copy, or delete it (only view reads it)."
     faults = []
     counts = np.array([part.records for source in manifest.sources for part in source.parts], np.uint64)
     # A kept document may have been removed later, and is then missing after a compaction.
     is_compacted = any(entry.made == "compacted" for entry in manifest.all_history)
+    total, path, is_complete = 0, folder, not manifest.objective
     for entry in manifest.all_history:
-        duplicates = map_dropped_duplicates(folder, entry.number) if entry.has_inputs else None
-        if duplicates is None:
+        try:
+            duplicates = map_dropped_duplicates(folder, entry.number) if entry.has_inputs else None
+        except StoreError as error:
+            faults.append(f"{str(error).removesuffix(CHECK_REMEDY)}{remedy}")
             continue
+        if duplicates is None:
+            is_complete &= not entry.has_inputs
+            continue
+        total, path = total + len(duplicates.rows), duplicates.path
         fault = duplicates.find_fault(counts)
         if not fault and not is_compacted and (missing := _count_missing_records(folder, manifest, duplicates)):
             fault = f"{missing:,} of its rows name a kept record that is not stored"
         if fault:
-            faults.append(f"{duplicates.path}: {fault}; restore it from a copy, or delete it (only view reads it).")
+            faults.append(f"{duplicates.path}: {fault}. {remedy}")
+    dropped = sum(count for reason, count in manifest.counts.dropped.items() if reason.endswith(" duplicate"))
+    # A generation that dropped nothing, or that an older version made, has no file.
+    if not faults and (total > dropped or (is_complete and total < dropped)):
+        faults.append(f"{path}: it has {total:,} rows, and preparation dropped {dropped:,} duplicates. {remedy}")
     return faults
 
 
