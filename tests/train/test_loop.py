@@ -148,7 +148,7 @@ def test_no_file_of_a_run_is_a_pickle(full_run):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
-    with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
+    with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*Lower the learning rate \(--lr"):
         run_training(store, tmp_path / "run", {"optim": {"lr": 1e12}, "save_interval": 1})
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     assert newest is None or all(math.isfinite(loss) for _, loss, _, _ in read_steps(tmp_path / "run"))
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
     """The learning rate is so high that the first step overflows the weights."""
-    with pytest.raises(TrainError, match=r"not finite after step 1 .*lower --lr"):
+    with pytest.raises(TrainError, match=r"not finite after step 1 .*Lower the learning rate \(--lr"):
         run_training(store, tmp_path / "run", {"optim": {"lr": 1e39}, "save_interval": 1})
     assert RunFolder(tmp_path / "run").find_newest_checkpoint() is None
 
@@ -167,7 +167,7 @@ def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
         run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     with torch.no_grad():
         run.model.norm.gain.fill_(math.nan)
-    with pytest.raises(TrainError, match=r"val loss of step 7 is nan .*lower --lr"):
+    with pytest.raises(TrainError, match=r"val loss of step 7 is nan .*Lower the learning rate \(--lr"):
         evaluate_val_loss(run, 7)
 
 

@@ -45,6 +45,8 @@ _MUST_BE_LIST = "JSON file must contain a list of objects"
 _MAX_KEYS_LISTED = 8
 _MAX_KEY_BYTES = 1 << 16
 _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+# Parsers reject such nesting, and searching for its end would take long.
+_DEEP_PATTERN = re.compile(rb"[\[{]{1000000}")
 _SCALAR_END_PATTERN = re.compile(rb"[,\]]")
 # In text with unbalanced quotes, the text between strings reads as strings.
 _BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
@@ -352,6 +354,8 @@ class _JsonListReader:
                 yield batch
             elif not self._closed:
                 start = self._find_next_start()
+                if start is not None and _DEEP_PATTERN.match(text.data, start):
+                    text.fail("values are nested more than 1,000,000 deep", start)
                 if start is not None and len(text.data) - start > self._max_record_bytes:
                     yield self._read_oversize(start)
                 elif not text.read_more():

@@ -601,7 +601,7 @@ def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
     counts = np.array([part.records for source in manifest.sources for part in source.parts], np.uint64)
     # A kept document may have been removed later, and is then missing after a compaction.
     is_compacted = any(entry.made == "compacted" for entry in manifest.all_history)
-    total, path, is_complete = 0, folder, not manifest.objective
+    total, path = 0, folder
     for entry in manifest.all_history:
         try:
             duplicates = map_dropped_duplicates(folder, entry.number) if entry.has_inputs else None
@@ -609,17 +609,16 @@ def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
             faults.append(f"{str(error).removesuffix(CHECK_REMEDY)}{remedy}")
             continue
         if duplicates is None:
-            is_complete &= not entry.has_inputs
             continue
         total, path = total + len(duplicates.rows), duplicates.path
         fault = duplicates.find_fault(counts)
         if not fault and not is_compacted and (missing := _count_missing_records(folder, manifest, duplicates)):
             fault = f"{missing:,} of its rows name a kept record that is not stored"
-        if fault:
-            faults.append(f"{duplicates.path}: {fault}. {remedy}")
+        if fault or not len(duplicates.rows):
+            faults.append(f"{duplicates.path}: {fault or 'it has no rows'}. {remedy}")
     dropped = sum(count for reason, count in manifest.counts.dropped.items() if reason.endswith(" duplicate"))
-    # A generation that dropped nothing, or that an older version made, has no file.
-    if not faults and (total > dropped or (is_complete and total < dropped)):
+    # A row is a record, which may hold several documents, and older generations have no rows.
+    if not faults and total > dropped:
         faults.append(f"{path}: it has {total:,} rows, and preparation dropped {dropped:,} duplicates. {remedy}")
     return faults
 
