@@ -54,6 +54,18 @@ def write_json(path: Path, value: object) -> Path:
     return path
 
 
+def resolve_definition(folder: Path, definition: object):
+    """Resolve the tokenizer of a tokenizer.json."""
+    return resolve_tokenizer(str(write_json(folder / "tokenizer.json", definition)))
+
+
+@pytest.fixture
+def engine_cache(tmp_path, monkeypatch):
+    """Folder of comparison results, empty at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "batchloom" / "engines"
+
+
 def make_added_token(content: str, number: int, *, is_special: bool = True) -> dict[str, object]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": content, **flags, "special": is_special}

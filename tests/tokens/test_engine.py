@@ -21,15 +21,9 @@ from batchloom.tokens.tokenizer_lookup import TIKTOKEN_ENCODINGS, convert_ranks_
 
 from .conftest import TEXTS, encode_text, encode_with_reference, make_added_token, make_reference, write_json
 
+pytestmark = pytest.mark.usefixtures("engine_cache")
 FASTOKENS_VERSION = importlib.metadata.version("fastokens")
 TOKENIZERS_VERSION = importlib.metadata.version("tokenizers")
-
-
-@pytest.fixture(autouse=True)
-def engine_cache(tmp_path, monkeypatch):
-    """Return the folder of comparison results, empty at first."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "batchloom" / "engines"
 
 
 def make_split_tokenizer(tokenizer_json, pattern):

@@ -8,10 +8,12 @@ import tokenizers
 from hypothesis import given, settings, strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from batchloom.tokens import resolve_tokenizer, verify_control_tokens, verify_engine
+from batchloom.tokens import verify_control_tokens, verify_engine
 from tiers import examples
 
-from .conftest import TEXTS, make_added_token, write_json
+from .conftest import TEXTS, make_added_token, resolve_definition
+
+pytestmark = pytest.mark.usefixtures("engine_cache")
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 STEPS = {
@@ -45,18 +47,9 @@ def train(steps):
     return definition
 
 
-def resolve(folder, definition):
-    return resolve_tokenizer(str(write_json(folder / "tokenizer.json", definition)))
-
-
-@pytest.fixture(autouse=True)
-def engine_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module", params=STEPS)
 def tokenizer(request, tmp_path_factory):
-    return resolve(tmp_path_factory.mktemp("metaspace"), train(STEPS[request.param]))
+    return resolve_definition(tmp_path_factory.mktemp("metaspace"), train(STEPS[request.param]))
 
 
 def assert_exact(tokenizer, texts, *, control=False):
@@ -89,7 +82,7 @@ def test_parts_between_control_tokens(tokenizer):
 def test_a_mark_of_the_first_part_with_tokens_that_match_in_texts(tmp_path):
     definition = train(STEPS["first"])
     definition["added_tokens"].append(make_added_token("<x>", len(definition["model"]["vocab"]), is_special=False))
-    tokenizer = resolve(tmp_path, definition)
+    tokenizer = resolve_definition(tmp_path, definition)
     assert "fastokens" in tokenizer.engine.note
     assert_exact(tokenizer, ["a<x>b"])
 
@@ -102,6 +95,6 @@ def test_an_older_spelling_of_the_steps(tmp_path):
         "add_prefix_space": True,
         "split": False,
     }
-    tokenizer = resolve(tmp_path, definition)
+    tokenizer = resolve_definition(tmp_path, definition)
     assert tokenizer.engine.name == "fastokens"
     assert_exact(tokenizer, ["a b", " a b", ""])

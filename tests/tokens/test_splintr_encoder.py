@@ -13,10 +13,12 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from batchloom import TokenizerError
-from batchloom.tokens import resolve_tokenizer, verify_engine
+from batchloom.tokens import verify_engine
 from tiers import examples
 
-from .conftest import encode_text, make_added_token, write_json
+from .conftest import encode_text, make_added_token, resolve_definition
+
+pytestmark = pytest.mark.usefixtures("engine_cache")
 
 METASPACE = pre_tokenizers.Metaspace(prepend_scheme="always")
 WORDS = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), METASPACE])
@@ -60,18 +62,9 @@ def train(steps):
     return json.loads(trained.to_str())
 
 
-def resolve(folder, definition):
-    return resolve_tokenizer(str(write_json(folder / "tokenizer.json", definition)))
-
-
-@pytest.fixture(autouse=True)
-def engine_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module", params=STEPS)
 def tokenizer(request, tmp_path_factory):
-    return resolve(tmp_path_factory.mktemp("splintr"), train(STEPS[request.param]))
+    return resolve_definition(tmp_path_factory.mktemp("splintr"), train(STEPS[request.param]))
 
 
 @pytest.fixture
@@ -118,20 +111,20 @@ def test_all_characters(tokenizer):
 
 @pytest.mark.parametrize("name", OTHER_STEPS)
 def test_other_steps(name, tmp_path):
-    tokenizer = resolve(tmp_path, train(OTHER_STEPS[name]))
+    tokenizer = resolve_definition(tmp_path, train(OTHER_STEPS[name]))
     assert tokenizer.engine.name == "tokenizers"
     assert "does not support it (its steps are not those of T5, XLM-R or BERT)" in tokenizer.engine.note
 
 
 def test_added_tokens_that_match_in_texts(tmp_path, t5):
     t5["added_tokens"].append(make_added_token("<x>", len(t5["model"]["vocab"]), is_special=False))
-    assert "it has added tokens that match in texts" in resolve(tmp_path, t5).engine.note
+    assert "it has added tokens that match in texts" in resolve_definition(tmp_path, t5).engine.note
 
 
 def test_a_text_without_ids_is_an_error(tmp_path, t5):
     """splintr would leave its characters out."""
     t5["model"]["unk_id"] = None
-    tokenizer = resolve(tmp_path, t5)
+    tokenizer = resolve_definition(tmp_path, t5)
     assert "it is no Unigram or WordPiece with an unknown token" in tokenizer.engine.note
     with pytest.raises(TokenizerError, match="cannot encode '\u4e2d'"):
         tokenizer.encode_batch(["a \u4e2d"])
@@ -142,7 +135,7 @@ def test_bytes_of_unknown_characters(count, byte_fallback, tmp_path, t5):
     """splintr recognizes byte tokens by their names alone."""
     t5["model"]["vocab"] += [[f"<0x{byte:02X}>", -3.0] for byte in range(count)]
     t5["model"]["byte_fallback"] = byte_fallback
-    tokenizer = resolve(tmp_path, t5)
+    tokenizer = resolve_definition(tmp_path, t5)
     is_fast = (count, byte_fallback) == (256, True)
     assert (tokenizer.engine.name == "splintr-rs") == is_fast
     assert is_fast or "its unknown or byte tokens are not the usual ones" in tokenizer.engine.note
@@ -152,7 +145,7 @@ def test_bytes_of_unknown_characters(count, byte_fallback, tmp_path, t5):
 
 def test_an_unknown_token_of_another_name(tmp_path, t5):
     t5["model"]["vocab"][0][0] = t5["added_tokens"][0]["content"] = "[UNK]"
-    tokenizer = resolve(tmp_path, t5)
+    tokenizer = resolve_definition(tmp_path, t5)
     assert tokenizer.engine.name == "splintr-rs"
     assert_exact(tokenizer, ["[UNK]\u4e2d", "<unk>\u4e2d", "\u4e2d\u6587 a"])
     assert encode_text(tokenizer, "a\u4e2d\u6587")[-1] == 0
@@ -160,7 +153,7 @@ def test_an_unknown_token_of_another_name(tmp_path, t5):
 
 def test_a_difference_falls_back_visibly(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.tokens.splintr_encoder._NORMALIZER_CHARACTERS", {})
-    tokenizer = resolve(tmp_path, train(STEPS["ALBERT"]))
+    tokenizer = resolve_definition(tmp_path, train(STEPS["ALBERT"]))
     assert tokenizer.engine.name == "splintr-rs"
     verified = verify_engine(tokenizer, ["\u0939\u093f"])
     assert verified.engine.name == "tokenizers"
@@ -169,14 +162,14 @@ def test_a_difference_falls_back_visibly(tmp_path, monkeypatch):
 
 
 def test_control_tokens_are_parsed(tmp_path, t5):
-    tokenizer = resolve(tmp_path, t5)
+    tokenizer = resolve_definition(tmp_path, t5)
     ids = tokenizer.encode_batch(["a</s>"], control=True)[0].tolist()
     assert ids[-1] == tokenizer.end_id
     assert tokenizer.end_id not in encode_text(tokenizer, "a</s>")
 
 
 def test_a_forked_process_encodes(tmp_path, t5):
-    tokenizer = resolve(tmp_path, t5)
+    tokenizer = resolve_definition(tmp_path, t5)
     expected = tokenizer.encode_batch(TEXTS)[0]
     child = os.fork()
     if child == 0:

@@ -1,4 +1,6 @@
-"""Native libraries: C sources beside the modules that call them through ctypes.
+"""Compilation and loading of the native libraries.
+
+Each C source is in the folder of the module that calls it through ctypes.
 
 The build hook runs this file by its path, with the standard library alone.
 
