@@ -264,6 +264,22 @@ def test_the_search_for_copies_goes_on_from_a_document(tmp_path):
             assert re.findall(r"<a href=[^>]+>([\d,]+)</a>", text) == expected
 
 
+def test_a_long_list_of_equal_documents_goes_on(tmp_path):
+    store = write_store(tmp_path / "store", [[7, 7]] * 250)
+    with serving(store.path) as address, httpx.Client(base_url=address, follow_redirects=True) as client:
+        client.get("/", params={"token": TOKEN})
+        listed, path = [], "/document/5/copies"
+        while path:
+            text = client.get(path).text
+            numbers = [int(number) for number in re.findall(r"<a href=[^>]+>(\d+)</a>", text)]
+            assert len(numbers) <= 100
+            listed += numbers
+            # A reader asks for each part, as there may be millions.
+            more = re.search(r'<tr class="more" hx-get="([^"]+)" hx-trigger="click"', text)
+            path = unescape(more[1]) if more else ""
+    assert listed == [number for number in range(250) if number != 5]
+
+
 def test_equal_documents_are_listed_without_signatures(page, tmp_path):
     texts = [make_text(), make_text(start=50), make_text(), make_text()]
     with serving(prepare(write_rows(tmp_path / "rows.jsonl", texts), tmp_path / "store", dedup="none")) as address:

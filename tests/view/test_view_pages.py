@@ -1,5 +1,8 @@
 """The pages in a real browser: navigation, search, documents, masks and packed rows."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -71,6 +74,19 @@ def test_search_finds_documents(opened, address, mode, text, numbers):
     opened.wait_for_url("**text=*")
     assert [int(cell) for cell in opened.locator("[data-row] a").all_inner_texts()] == numbers
     assert opened.get_by_label("Search").input_value() == text
+
+
+def test_a_search_imports_no_pandas(chats):
+    """It would take a quarter of a second and 20 MB."""
+    code = (
+        "import sys\nfrom starlette.applications import Starlette\n"
+        "from starlette.testclient import TestClient\nfrom batchloom.view import ViewSpec, make_pages\n"
+        f"pages = make_pages(ViewSpec(data=[{str(chats)!r}], browser=False))\n"
+        "answer = TestClient(Starlette(routes=pages.list_routes())).get('/documents?text=is 17')\n"
+        "print('What is 17' in answer.text, 'pandas' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "False"]
 
 
 def test_a_hash_leads_to_equal_documents(opened, address):

@@ -82,10 +82,10 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
     sampled_pools = np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64)
     sequences, tokens = np.zeros((2, len(sampled_pools)), np.int64)
     documents = split = dropped = dropped_tokens = 0
-    packed: list[Ints] = []
+    packed: list[NDArray[np.uint32]] = []
     for index, pool in enumerate(sampled_pools.tolist()):
         members = pools.members(pool)
-        fitted = pools.fit_pool(pool)
+        fitted = pools.fit_members(members)
         aligned_lengths = align_lengths(fitted, spec.align)
         sequence_count = int(order.counts[pool])
         sequences[index] = (
@@ -98,7 +98,7 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
             raw = order.store.lengths.take(members).astype(np.int64)
             dropped += int(((raw > 0) & (fitted == 0)).sum())
             dropped_tokens += int(raw.sum() - fitted.sum())
-        packed.append(aligned_lengths)
+        packed.append(aligned_lengths.astype(np.uint32))
     exact = len(sampled_pools) == pools.count
     scale = pools.documents / max(documents, 1)
     if spec.overlong == "split" and tokens.any():

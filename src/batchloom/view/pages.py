@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from starlette.background import BackgroundTask
@@ -17,14 +17,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from batchloom.analysis import list_packings, measure_packing
-from batchloom.analysis.doctor import Diagnosis, doctor
 from batchloom.batches import IGNORE_INDEX, Batch
 from batchloom.chat import TEMPLATE_NAMES, parse_mapping
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, InputError, StoreError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan import Plan
-from batchloom.preparation.settings import DocumentOptions
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
@@ -44,6 +42,9 @@ from batchloom.view.page_rendering import describe_choice, read_choice, read_num
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import RELOAD_HEADERS, PlanChoice, ViewTarget, is_near, is_small
+
+if TYPE_CHECKING:
+    from batchloom.analysis.doctor import Diagnosis
 
 _LISTED_DOCUMENTS = 50
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
@@ -475,7 +476,10 @@ class RawInputPages:
             values["message"] = str(error)
         return respond("raw_inputs.html.j2", values)
 
-    def _diagnose(self, settings: dict[str, str]) -> Diagnosis:
+    def _diagnose(self, settings: dict[str, str]) -> "Diagnosis":
+        from batchloom.analysis.doctor import doctor  # noqa: PLC0415 - slow imports that prepared data does not need
+        from batchloom.preparation.settings import DocumentOptions  # noqa: PLC0415
+
         options = DocumentOptions(
             tokenizer=settings["tokenizer"] or None,
             template=settings["template"] or None,

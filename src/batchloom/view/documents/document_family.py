@@ -59,12 +59,14 @@ class CopySearch:
         bands: bands of the signature of the document; 0 if it has none.
         compared: documents of the range whose signatures were compared.
         next_document: where the search continues; None if the store was searched to its end.
+        is_full: whether the search ended because it found as many copies as it lists.
     """
 
     copies: list[StoredCopy]
     bands: int
     compared: int
     next_document: int | None
+    is_full: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +145,29 @@ def find_copies(store: Store, document: int, start: int = 0, *, seconds: float =
     for number, begin, stop in _iter_steps(bounds, start):
         rows = slice(begin - bounds[number], stop - bounds[number])
         hashes = store.provenance.shard(number).hashes[rows]
-        equal = np.flatnonzero((hashes[:, 0] == own_hash[0]) & (hashes[:, 1] == own_hash[1])) + begin
-        copies += [StoredCopy(other, None, 1.0) for other in equal.tolist() if other != document]
+        is_equal = (hashes[:, 0] == own_hash[0]) & (hashes[:, 1] == own_hash[1])
+        shared = np.zeros(stop - begin, np.int64)
         signatures = _map_signatures(store, number) if banding is not None else None
-        if banding is not None and signatures is not None and signatures.banding == banding:
+        is_comparable = signatures is not None and signatures.banding == banding
+        if signatures is not None and is_comparable:
             # Equal keys are compared only within a band, as keys of different bands differ.
             shared = (signatures.keys[rows] == own_keys).sum(axis=1)
             release_pages(signatures.keys)
-            compared += stop - begin
-            for index in np.flatnonzero(shared).tolist():
-                other, count = begin + index, int(shared[index])
-                if other != document and other not in equal:
-                    copies.append(StoredCopy(other, count, banding.estimate_similarity(count)))
-        position = stop
-        if time.monotonic() > deadline:
+        found = np.flatnonzero(is_equal | (shared > 0))
+        found, position = found[found != document - begin], stop
+        if len(found) > _LISTED_COPIES - len(copies):
+            found = found[: _LISTED_COPIES - len(copies)]
+            position = begin + int(found[-1]) + 1
+        for index in found.tolist():
+            count = None if is_equal[index] else int(shared[index])
+            similarity = banding.estimate_similarity(count) if banding is not None and count is not None else 1.0
+            copies.append(StoredCopy(begin + index, count, similarity))
+        compared += position - begin if is_comparable else 0
+        if len(copies) == _LISTED_COPIES or time.monotonic() > deadline:
             break
     copies.sort(key=lambda copy: (-copy.similarity, copy.number))
     next_document = position if position < len(store) else None
-    return CopySearch(copies[:_LISTED_COPIES], len(own_keys), compared, next_document)
+    return CopySearch(copies, len(own_keys), compared, next_document, len(copies) == _LISTED_COPIES)
 
 
 def _iter_steps(bounds: tuple[int, ...], start: int) -> Iterator[tuple[int, int, int]]:
