@@ -19,7 +19,7 @@ WIDTH, MAX_BYTES = 1120, 60_000
 # Name, address, colour scheme and height.
 Shot = tuple[str, str, str, int]
 STORE_SHOTS: tuple[Shot, ...] = (
-    ("view-overview", "/", "light", 500),
+    ("view-overview", "/", "light", 835),
     ("view-document", "/document/40", "light", 590),
     ("view-packing", "/packing?step=3", "dark", 555),
 )

@@ -94,6 +94,14 @@ def test_dropped_duplicates_of_appended_documents_are_listed(page, store, tmp_pa
             assert [f"{row[0]}:{row[1].removeprefix('line ')}" for row in rows] == expected
 
 
+def test_the_overview_counts_the_stored_documents_of_all_generations(page, store, tmp_path):
+    batchloom.prepare(write_rows(tmp_path / "more.jsonl", ["one", "two"]), out=store, append=True)
+    with serving(store) as address:
+        page.goto(f"{address}/?token={TOKEN}")
+        rows = page.locator("section", has=page.locator("#sources")).locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[:2] for row in rows] == [["rows.jsonl", "2"], ["more.jsonl", "2"]]
+
+
 def test_a_generation_without_duplicates_is_complete(page, tmp_path):
     store = prepare(write_rows(tmp_path / "a.jsonl", ["one", "two"]), tmp_path / "store")
     batchloom.prepare(write_rows(tmp_path / "b.jsonl", ["one"]), out=store, append=True)

@@ -1,5 +1,6 @@
 """Facts of the overview page: counts, lengths, preparation and bad records."""
 
+import heapq
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -9,13 +10,13 @@ from batchloom.analysis import iter_quarantine
 from batchloom.core.wording import format_size
 from batchloom.preparation import PrepareReport, read_report
 from batchloom.store import Store
-from batchloom.store.format import OBJECTIVES, SIDE_NAMES
+from batchloom.store.format import OBJECTIVES, SIDE_NAMES, SourceEntry
 
 # Larger stores are sampled: 4 million lengths take 50 ms.
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
 # A length has at most 32 binary digits.
 _MAX_DIGITS = 32
-_MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50
+_MAX_SOURCES, _MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50, 50
 # More lines of a quarantine are neither parsed nor counted.
 _MAX_QUARANTINE_LINES = 10_000
 
@@ -73,6 +74,9 @@ class StoreOverview:
         facts: pairs of name and value.
         lengths: histogram of document lengths; bounds double.
         estimated: whether the histogram is of a sample.
+        sources: the input files with the most tokens, of all subsets and with removed documents.
+        more_sources: number of further input files.
+        source_tokens: tokens of all input files.
         report: report of the newest generation that read inputs; None without one.
         quarantine: the first bad records.
         generations: the last generations up to the open one, newest first; empty for a store that has one.
@@ -81,6 +85,9 @@ class StoreOverview:
     facts: list[tuple[str, str]]
     lengths: list[LengthBar]
     estimated: bool
+    sources: list[SourceEntry]
+    more_sources: int
+    source_tokens: int
     report: PrepareReport | None
     quarantine: QuarantineList
     generations: list[GenerationRow]
@@ -93,9 +100,17 @@ def make_overview(store: Store) -> StoreOverview:
         StoreError: a file of the store is damaged.
     """
     lengths, estimated = _count_lengths(store)
-    report = _read_newest_report(store)
+    sources = store.manifest.sources if store.manifest else ()
     return StoreOverview(
-        _list_facts(store), lengths, estimated, report, _read_quarantine(store), _list_generations(store)
+        facts=_list_facts(store),
+        lengths=lengths,
+        estimated=estimated,
+        sources=heapq.nlargest(_MAX_SOURCES, sources, key=lambda source: source.tokens),
+        more_sources=max(len(sources) - _MAX_SOURCES, 0),
+        source_tokens=sum(source.tokens for source in sources),
+        report=_read_newest_report(store),
+        quarantine=_read_quarantine(store),
+        generations=_list_generations(store),
     )
 
 
