@@ -142,6 +142,15 @@ def fetch_dropped(store, number=0):
     return [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall("<td.*?>(.*?)</td>", row)] for row in rows]
 
 
+def test_an_impossible_offset_of_a_dropped_duplicate_hides_its_text(store):
+    path = store / "report.duplicates"
+    data = path.read_bytes()
+    assert fetch_dropped(store)[0][3].startswith("word0 word1")
+    # The rows begin at byte 48, and the offset is the third number of the first.
+    path.write_bytes(data[:64] + b"\xff" * 8 + data[72:])
+    assert "too far inside its file" in fetch_dropped(store)[0][3]
+
+
 def compress_rows(path, texts):
     path.write_bytes(gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)))
 

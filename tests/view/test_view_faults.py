@@ -19,7 +19,7 @@ import pytest
 
 import batchloom
 from batchloom.testing import append_documents, write_store
-from batchloom.view import ValueCache
+from batchloom.view import ValueCache, ViewSpec, make_pages
 from golden.inputs import make_tokenizer_json
 from view.conftest import TOKEN, serving
 
@@ -64,6 +64,36 @@ def test_damage_while_the_store_is_served_is_named(tmp_path, capfd, damage, path
         assert message in read_error(response)
         assert "Back to the overview" in response.text
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_damaged_document_is_named_and_leaves_the_others(tmp_path):
+    store = write_store(tmp_path / "store", [[104, 105] * 20, [60, 98, 62], [106] * 50])
+    ids = tmp_path / "store/train/shard_00000.bin"
+    ids.write_bytes(ids.read_bytes()[:-10] + b"\xff" * 10)
+    with serving(store.path) as address, open_client(address) as client:
+        listed = client.get("/documents").text
+        assert "(damaged. Run batchloom check on the store.)" in listed
+        assert "hihihi" in listed
+        response = client.get("/document/2")
+        assert response.status_code == 500
+        assert "batchloom check" in read_error(response)
+
+
+def test_a_store_without_its_manifest_is_no_raw_input(tmp_path):
+    write_store(tmp_path / "store", [[104, 105]])
+    (tmp_path / "store/dataset_metadata.json").unlink()
+    with pytest.raises(batchloom.StoreError, match=r"store whose dataset_metadata\.json is missing"):
+        make_pages(ViewSpec(data=[str(tmp_path / "store")]))
+
+
+def test_a_missing_report_is_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
+    batchloom.prepare(tmp_path / "rows.jsonl", out=tmp_path / "store", tokenizer="bytes", val_fraction=0)
+    with serving(tmp_path / "store") as address, open_client(address) as client:
+        note = "The report of the preparation is missing or damaged"
+        assert note not in client.get("/").text
+        (tmp_path / "store/report.json").write_text("{")
+        assert note in client.get("/").text
 
 
 def test_pages_follow_a_store_that_grows_shrinks_and_is_compacted(tmp_path):

@@ -1,13 +1,16 @@
 """The pages in a real browser: navigation, search, documents, masks and packed rows."""
 
+import json
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import pytest
 
 import batchloom
 from batchloom.testing import write_store
+from golden.inputs import make_tokenizer_json
 from media.sample_media import make_messages
 from view.conftest import TOKEN, serving, write_chats
 
@@ -76,6 +79,59 @@ def test_search_finds_documents(opened, address, mode, text, numbers):
     assert opened.get_by_label("Search").input_value() == text
 
 
+@pytest.fixture(scope="module")
+def long_texts(tmp_path_factory):
+    """A store whose search takes several requests; only its last document holds "Needle", far from its beginning."""
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "tokenizer.json").write_text(make_tokenizer_json(("<|endoftext|>",)))
+    texts = ["some words " * 5_000] * 39 + ["some words " * 1_000 + "one Needle " + "some words " * 1_000]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = str(folder / "tokenizer.json")
+    batchloom.prepare(folder / "rows.jsonl", out=folder / "store", tokenizer=tokenizer, dedup="none", val_fraction=0)
+    return folder / "store"
+
+
+def test_a_search_goes_on_to_the_match_and_back(page, long_texts):
+    with serving(long_texts) as address:
+        page.goto(f"{address}/documents?text=needle&token={TOKEN}")
+        page.locator("[data-row] a").click()
+        page.wait_for_url("**/document/39?*")
+        assert page.evaluate("getSelection().toString()") == "Needle"
+        page.go_back()
+        row = page.locator("[data-row]")
+        row.wait_for()
+        assert row.locator("mark").inner_text() == "Needle"
+        assert "some words one Needle some words" in row.inner_text()
+
+
+def test_a_search_is_stopped(page, long_texts):
+    with serving(long_texts) as address:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.route("**/documents/more*", lambda _: None)
+        page.goto(f"{address}/documents?text=needle")
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("button", name="Stop").wait_for(state="hidden")
+        page.unroute("**/documents/more*")
+        page.get_by_text("Continue").click()
+        page.locator("[data-row]").wait_for()
+        # htmx logs its abort as an error.
+        page.problems.clear()
+
+
+def test_an_error_of_a_search_stays_beside_its_form(address):
+    with httpx.Client(base_url=address, follow_redirects=True) as client:
+        client.get("/", params={"token": TOKEN})
+        for text, mode, expected in (
+            ("(open", "regex", "The expression is invalid"),
+            ("chats.jsonl:999", "line", "chats.jsonl has only 123 records."),
+            ("chats.jsonl:122", "line", "preparation left it out"),
+            ("/some/folder/chats.jsonl:13", "line", "chats.jsonl line 13"),
+        ):
+            answer = client.get("/documents", params={"text": text, "mode": mode}).text
+            assert f'value="{text}"' in answer
+            assert expected in answer
+
+
 def test_a_search_imports_no_pandas(chats):
     """It would take a quarter of a second and 20 MB."""
     code = (
@@ -83,7 +139,7 @@ def test_a_search_imports_no_pandas(chats):
         "from starlette.testclient import TestClient\nfrom batchloom.view import ViewSpec, make_pages\n"
         f"pages = make_pages(ViewSpec(data=[{str(chats)!r}], browser=False))\n"
         "answer = TestClient(Starlette(routes=pages.list_routes())).get('/documents?text=is 17')\n"
-        "print('What is 17' in answer.text, 'pandas' in sys.modules)"
+        "print('<mark>is 17</mark>' in answer.text, 'pandas' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["True", "False"]

@@ -78,6 +78,7 @@ class StoreOverview:
         more_sources: number of further input files.
         source_tokens: tokens of all input files.
         report: report of the newest generation that read inputs; None without one.
+        misses_report: whether that report is missing or damaged.
         quarantine: the first bad records.
         generations: the last generations up to the open one, newest first; empty for a store that has one.
     """
@@ -89,6 +90,7 @@ class StoreOverview:
     more_sources: int
     source_tokens: int
     report: PrepareReport | None
+    misses_report: bool
     quarantine: QuarantineList
     generations: list[GenerationRow]
 
@@ -101,6 +103,7 @@ def make_overview(store: Store) -> StoreOverview:
     """
     lengths, estimated = _count_lengths(store)
     sources = store.manifest.sources if store.manifest else ()
+    report, misses_report = _read_newest_report(store)
     return StoreOverview(
         facts=_list_facts(store),
         lengths=lengths,
@@ -108,7 +111,8 @@ def make_overview(store: Store) -> StoreOverview:
         sources=heapq.nlargest(_MAX_SOURCES, sources, key=lambda source: source.tokens),
         more_sources=max(len(sources) - _MAX_SOURCES, 0),
         source_tokens=sum(source.tokens for source in sources),
-        report=_read_newest_report(store),
+        report=report,
+        misses_report=misses_report,
         quarantine=_read_quarantine(store),
         generations=_list_generations(store),
     )
@@ -179,12 +183,16 @@ def _count_lengths(store: Store) -> tuple[list[LengthBar], bool]:
     return bars, is_sample
 
 
-def _read_newest_report(store: Store) -> PrepareReport | None:
-    """Return the report of the newest generation that read inputs; None without one."""
+def _read_newest_report(store: Store) -> tuple[PrepareReport | None, bool]:
+    """Return the report of the newest generation that read inputs.
+
+    Also return whether it is missing or damaged.
+    """
     if store.manifest is None or store.location.is_remote:
-        return None
+        return None, False
     numbers = [entry.number for entry in store.manifest.all_history if entry.has_inputs]
-    return read_report(store.path, numbers[-1]) if numbers else None
+    report = read_report(store.path, numbers[-1]) if numbers else None
+    return report, bool(numbers) and report is None
 
 
 def _read_quarantine(store: Store) -> QuarantineList:

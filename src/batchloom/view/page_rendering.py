@@ -94,9 +94,11 @@ def make_address(path: str, *parameters: Mapping[str, Any]) -> str:
 _MOST, _MOST_DIGITS = 1 << 40, 13
 
 
-def respond(template: str, values: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def respond(
+    template: str, values: dict[str, Any], headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
     """Return the response with a rendered template."""
-    return HTMLResponse(render(template, values), headers={"Cache-Control": "no-store", **(headers or {})})
+    return HTMLResponse(render(template, values), status, {"Cache-Control": "no-store", **(headers or {})})
 
 
 def read_number(request: Request, name: str, default: int, least: int = 0) -> int:

@@ -5,7 +5,7 @@ First those of prepared data, then pages in one file and displays in notebooks, 
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, final
@@ -20,25 +20,27 @@ from batchloom.analysis import list_packings, measure_packing
 from batchloom.batches import IGNORE_INDEX, Batch
 from batchloom.chat import TEMPLATE_NAMES, parse_mapping
 from batchloom.core.addresses import redact_url
-from batchloom.core.errors import BatchloomError, InputError, StoreError
+from batchloom.core.errors import BatchloomError, InputError, StoreError, TokenizerError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan import Plan
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
-from batchloom.store.format import DocumentProvenance, mask_removed
+from batchloom.store.format import CHECK_REMEDY, DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
 from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_dropped_copies
 from batchloom.view.documents.document_media import list_media, read_shown_medium
 from batchloom.view.documents.document_search import (
     MAX_SEARCHED_TOKENS,
     DocumentFilter,
+    Excerpt,
     SearchResult,
     find_by_hash,
+    find_text,
     search_documents,
 )
 from batchloom.view.documents.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import PACKING_ROWS, describe_step, find_runs
-from batchloom.view.page_rendering import describe_choice, read_choice, read_number, render_file, respond
+from batchloom.view.page_rendering import describe_choice, make_address, read_choice, read_number, render_file, respond
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import RELOAD_HEADERS, PlanChoice, ViewTarget, is_near, is_small
@@ -59,6 +61,7 @@ class ListedDocument:
         number: number of the document in its store.
         tokens: its length.
         beginning: its first words; its first ids if the store has no tokenizer.
+        excerpt: text around the match of a search; None without one.
         provenance: its source record; None if the store does not record it.
         removed: whether it was removed from the store.
     """
@@ -66,6 +69,7 @@ class ListedDocument:
     number: int
     tokens: int
     beginning: str
+    excerpt: Excerpt | None
     provenance: DocumentProvenance | None
     removed: bool
 
@@ -133,18 +137,30 @@ class Pages:
         files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
         choices: dict[str, Any] = {"files": files, "sides": list_sides(store), "media": _list_media(store)}
         choices |= {"modes": _SEARCH_MODES, "searched_tokens": MAX_SEARCHED_TOKENS}
-        return respond("documents.html.j2", {**values, **choices, **_search(store, request)})
+        try:
+            found = _search(store, request)
+        except InputError as error:
+            # The reader corrects the form on the same page.
+            found = {"documents": [], "next_document": None, "parameters": _read_parameters(request), "start": ""}
+            return respond("documents.html.j2", {**values, **choices, **found, "fault": str(error)}, status=400)
+        return respond("documents.html.j2", {**values, **choices, **found, "fault": ""})
 
     def show_more_documents(self, request: Request) -> Response:
         """Show further rows of the list, which the page appends."""
         store, values = self._open(request)
-        return respond("document_rows.html.j2", {**values, **_search(store, request)})
+        values |= _search(store, request)
+        here = make_address("/documents", values["selection"], values["parameters"], {"start": values["start"]})
+        # A reader who comes back from a document finds it again.
+        return respond("document_rows.html.j2", values, {"HX-Replace-Url": here} if values["documents"] else None)
 
     def show_document(self, request: Request) -> Response:
         """Show a part of a document as text or tokens, with its loss and its origin."""
         store, values = self._open(request)
         number = check_number(store, request.path_params["number"])
-        at = read_number(request, "at", 0)
+        at, sought = read_number(request, "at", 0), request.query_params.get("find", "")
+        if sought and "at" not in request.query_params:
+            conditions = DocumentFilter(text=sought, regex=request.query_params.get("mode") == "regex")
+            at = find_text(store, number, conditions)
         details = {
             **describe_document(store, number, at),
             "as_tokens": request.query_params.get("as") == "tokens",
@@ -181,7 +197,7 @@ class Pages:
         search = find_copies(store, number, start)
         numbers = [copy.number for copy in search.copies]
         values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
-        values["documents"] = _list_documents(store, numbers)
+        values["documents"] = _list_documents(store, numbers, {})
         if not start:
             values["dropped_fault"] = ""
             try:
@@ -247,11 +263,12 @@ def _load_tokenizer(store: Store) -> None:
         _ = store.manifest and store.tokenizer
 
 
+def _read_parameters(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.query_params.items() if value and name not in ("source", "split")}
+
+
 def _search(store: Store, request: Request) -> dict[str, Any]:
     """Run the search of a request; return its rows and how to continue it."""
-    parameters = {
-        name: value for name, value in request.query_params.items() if value and name not in ("source", "split")
-    }
     start = read_number(request, "start", 0)
     text, mode = request.query_params.get("text", ""), request.query_params.get("mode", "text")
     if text and mode == "hash":
@@ -270,9 +287,9 @@ def _search(store: Store, request: Request) -> dict[str, Any]:
         )
         result = search_documents(store, conditions, start, most=_LISTED_DOCUMENTS)
     return {
-        "documents": _list_documents(store, result.documents),
+        "documents": _list_documents(store, result.documents, result.excerpts),
         "next_document": result.next_document,
-        "parameters": parameters,
+        "parameters": _read_parameters(request),
         "start": start,
     }
 
@@ -282,16 +299,19 @@ def _find_line(store: Store, text: str) -> list[int]:
     file, _, line = text.strip().rpartition(":")
     if not file or not line.isdecimal() or int(line) < 1:
         raise InputError(f"{text!r} is not FILE:LINE, such as data.jsonl:17.")
-    return find_documents(store, file, int(line) - 1)
+    sources = store.manifest.sources if store.manifest else ()
+    # A reader may paste a whole path.
+    names = {source.name for source in sources if f"/{file}".endswith(f"/{source.name}")}
+    return find_documents(store, max(names, key=len, default=file), int(line) - 1)
 
 
-def _list_documents(store: Store, numbers: Sequence[int]) -> list[ListedDocument]:
+def _list_documents(store: Store, numbers: Sequence[int], excerpts: Mapping[int, Excerpt]) -> list[ListedDocument]:
     documents = np.array(numbers, np.int64)
     tokens = store.lengths.take(documents)
     views = store.read(documents, np.zeros(len(documents), np.int64), np.minimum(tokens, _BEGINNING_TOKENS))
     removed = mask_removed(store.contents.removed, documents)
     return [
-        ListedDocument(number, length, _decode(store, view), provenance, is_removed)
+        ListedDocument(number, length, _decode(store, view), excerpts.get(number), provenance, is_removed)
         for number, length, view, provenance, is_removed in zip(
             numbers, tokens.tolist(), views, find_provenance(store, numbers), removed.tolist(), strict=True
         )
@@ -301,7 +321,11 @@ def _list_documents(store: Store, numbers: Sequence[int]) -> list[ListedDocument
 def _decode(store: Store, ids: Any) -> str:
     if store.manifest is None:
         return " ".join(map(str, ids[:16].tolist()))
-    text = decode_beginning(store.tokenizer, ids, _BEGINNING_TOKENS)
+    try:
+        text = decode_beginning(store.tokenizer, ids, _BEGINNING_TOKENS)
+    except TokenizerError:
+        # The others of the list can be shown.
+        return f"(damaged. {CHECK_REMEDY})"
     return " ".join(text.split())[:_BEGINNING_CHARACTERS]
 
 

@@ -27,10 +27,11 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError
+from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting
 from batchloom.store import write_file
+from batchloom.store.format import CHECK_REMEDY
 from batchloom.view.page_rendering import STATIC_FOLDER, render
 from batchloom.view.pages import Pages, RawInputPages, make_page_file
 from batchloom.view.target import PlanChoice, RunData, ViewTarget, is_raw_input
@@ -248,6 +249,9 @@ def _show_error(request: Request, error: Exception) -> Response:
         status = error.status_code
         if status == 404:
             message = f"There is no page {request.url.path}."
+    elif isinstance(error, TokenizerError):
+        # The ids of a store fit its tokenizer, unless one of them is damaged.
+        message, status = f"{error} {CHECK_REMEDY}", 500
     elif isinstance(error, BatchloomError):
         if isinstance(error, StoreError | StateError | OSError):
             status = 500

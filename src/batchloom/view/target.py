@@ -25,6 +25,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import suggest
 from batchloom.plan import Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
+from batchloom.store.format import describe_partial_store
 from batchloom.view.step_log import StepLog
 
 if TYPE_CHECKING:
@@ -370,7 +371,9 @@ def _find_kind(path: str) -> str:
 
 def is_raw_input(path: str) -> bool:
     """Return whether a path is an existing file or folder that is not prepared yet."""
-    return not is_url(path) and Path(path).exists() and _find_kind(path) == "store" and not detect_prepared_kind(path)
+    if is_url(path) or not Path(path).exists() or _find_kind(path) != "store":
+        return False
+    return not detect_prepared_kind(path) and not describe_partial_store(Path(path))
 
 
 def _read_manifest_stamp(address: str) -> tuple[int, ...] | None:

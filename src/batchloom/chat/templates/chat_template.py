@@ -132,7 +132,7 @@ def choose_template(
     refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     template_names = [*TEMPLATE_NAMES, *own]
-    if not path.suffix and path.name == spec and not path.exists():
+    if not path.suffix and path.name == spec and not os.path.exists(path):  # noqa: PTH110 - Path.exists may raise
         raise TemplateError(
             f"there is no template {spec!r}{suggest(spec, template_names)}; choose {', '.join(template_names)}, or "
             "give the path of a .jinja file"

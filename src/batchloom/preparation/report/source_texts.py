@@ -49,7 +49,8 @@ def read_source_texts(
     texts: dict[int, str] = {}
     if is_splittable(file, rules) and not is_ordered and source.kind not in COLUMNAR_KINDS:
         for record, offset in offsets.items():
-            for _, value in islice(_iter_records(SourcePart(file, offset, part.stop), rules), 1):
+            rest = SourcePart(file, min(offset, part.stop), part.stop)
+            for _, value in islice(_iter_records(rest, rules), 1):
                 texts[record] = _format_record(value, source)
     elif not (is_ordered and part.start):
         for record, value in _iter_records(SourcePart(file, part.start, part.stop), rules):

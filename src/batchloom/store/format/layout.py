@@ -112,7 +112,7 @@ def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def describe_partial_store(path: Path) -> str:
-    """Describe the remedy for an unfinished store or a subset folder.
+    """Describe the remedy for an incomplete store or a subset folder.
 
     Returns an empty string for any other path.
     """
@@ -120,6 +120,8 @@ def describe_partial_store(path: Path) -> str:
         return f"{path} is an unfinished store; give its prepare command again to continue."
     if path.name in SUBSETS and path.is_dir() and (path.parent / MANIFEST_NAME).is_file():
         return f"{path} is a subset of a store; name the store itself: {path.parent}"
+    if not (path / MANIFEST_NAME).exists() and any((path / name / LENGTHS_NAME).is_file() for name in SUBSETS):
+        return f"{path} is a store whose {MANIFEST_NAME} is missing: restore that file, or prepare the store again."
     return ""
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
+from batchloom.core.wording import format_count
 from batchloom.store.format.shard_sidecars import (
     DocumentFields,
     DocumentProvenance,
@@ -171,7 +172,7 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
     number = names.index(file)
     records = sum(part.records for part in part_table.sources[number].parts)
     if not 0 <= record < records:
-        raise InputError(f"There is no record {record} of {file}: {records:,} were read, numbered from 0.")
+        raise InputError(f"{file} has only {format_count(records, 'record')}.")
     parts = np.flatnonzero((part_table.numbers == number) & (part_table.preceding_records <= record))
     part = int(parts[part_table.preceding_records[parts] == part_table.preceding_records[parts].max()][-1])
     part_record = record - int(part_table.preceding_records[part])

@@ -1,8 +1,8 @@
 """Documents of a store that match a filter or a text, found within a bounded time."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,8 @@ _DOCUMENTS_PER_STEP = 1 << 16
 # Texts are decoded in smaller steps, so that the limit of time is kept.
 _TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 16
 MAX_SEARCHED_TOKENS = 1 << 20
+_TOKENS_PER_WINDOW = 1 << 10
+_BYTES_BEFORE, _BYTES_AFTER = 60, 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +47,33 @@ class DocumentFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Text around the first match in a document.
+
+    Attributes:
+        before: the text before it.
+        match: the match; empty for a regular expression.
+        after: the text from there on.
+    """
+
+    before: str
+    match: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """Matching documents of a part of a store.
 
     Attributes:
         documents: numbers of the matching documents, ascending.
         next_document: where the search continues; None if the store was searched to its end.
+        excerpts: the matches of a text, by document.
     """
 
     documents: list[int]
     next_document: int | None
+    excerpts: Mapping[int, Excerpt] = field(default_factory=dict)
 
 
 def search_documents(
@@ -75,6 +94,7 @@ def search_documents(
     """
     deadline = time.monotonic() + seconds
     matches: list[int] = []
+    excerpts: dict[int, Excerpt] = {}
     for first, stop, candidates in _iter_candidates(store, conditions, start):
         if not conditions.text:
             matches += candidates.tolist()
@@ -82,7 +102,8 @@ def search_documents(
         else:
             position = first
             for part in _cut_by_tokens(store, candidates):
-                matches += _match_texts(store, part, conditions)
+                excerpts |= _match_texts(store, part, conditions)
+                matches = list(excerpts)
                 position = int(part[-1]) + 1
                 if len(matches) >= most or time.monotonic() > deadline:
                     break
@@ -90,10 +111,10 @@ def search_documents(
                 position = stop
         if len(matches) > most:
             # The next search begins with the first match that is left out.
-            return SearchResult(matches[:most], matches[most])
+            return SearchResult(matches[:most], matches[most], excerpts)
         if position < len(store) and (len(matches) == most or time.monotonic() > deadline):
-            return SearchResult(matches, position)
-    return SearchResult(matches, None)
+            return SearchResult(matches, position, excerpts)
+    return SearchResult(matches, None, excerpts)
 
 
 def _iter_candidates(store: Store, conditions: DocumentFilter, start: int) -> Iterator[tuple[int, int, Ints]]:
@@ -155,21 +176,48 @@ def _cut_by_tokens(store: Store, documents: Ints) -> Iterator[Ints]:
         documents = documents[count:]
 
 
-def _match_texts(store: Store, documents: Ints, conditions: DocumentFilter) -> list[int]:
+def _match_texts(store: Store, documents: Ints, conditions: DocumentFilter) -> dict[int, Excerpt]:
+    """Return the first match in each of the documents that has one."""
     lengths = np.minimum(store.lengths.take(documents).astype(np.int64), MAX_SEARCHED_TOKENS)
     views = store.read(documents, np.zeros(len(documents), np.int64), lengths)
     texts = [store.tokenizer.decode(view).encode() for view in views]
-    ends = np.cumsum([0, *map(len, texts)])
+    length = 0 if conditions.regex else len(conditions.text.encode())
+    return {
+        number: _cut_excerpt(text, offset, offset + length)
+        for number, text, offset in zip(documents.tolist(), texts, _find_offsets(texts, conditions), strict=True)
+        if offset >= 0
+    }
+
+
+def _find_offsets(texts: Sequence[bytes], conditions: DocumentFilter) -> list[int]:
+    """Return the byte offset of the first match in each text; -1 without one."""
     # pa.array and Array.to_numpy import pandas: a quarter of a second and 20 MB.
+    ends = np.cumsum([0, *map(len, texts)])
     array = pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(texts)))
     # RE2 takes linear time, whatever the expression.
-    match = pc.match_substring_regex if conditions.regex else pc.match_substring
+    find = pc.find_substring_regex if conditions.regex else pc.find_substring
     try:
-        found = match(array, conditions.text, ignore_case=True)
+        offsets: list[int] = find(array, conditions.text, ignore_case=True).to_pylist()
     except pa.ArrowInvalid as error:
         raise InputError(f"The expression is invalid: {error}") from error
-    matching: list[int] = documents[np.array(found.to_pylist(), bool)].tolist()
-    return matching
+    return offsets
+
+
+def _cut_excerpt(text: bytes, start: int, stop: int) -> Excerpt:
+    parts = text[max(start - _BYTES_BEFORE, 0) : start], text[start:stop], text[stop : start + _BYTES_AFTER]
+    return Excerpt(*(part.decode(errors="ignore") for part in parts))
+
+
+def find_text(store: Store, document: int, conditions: DocumentFilter) -> int:
+    """Return a token shortly before the first match; 0 without one."""
+    tokens = int(store.lengths.slice(document, document + 1)[0])
+    for start in range(0, min(tokens, MAX_SEARCHED_TOKENS), _TOKENS_PER_WINDOW):
+        # Windows overlap, so that a match on a bound is found.
+        length = min(2 * _TOKENS_PER_WINDOW, tokens - start)
+        ids = store.read(np.array([document]), np.array([start]), np.array([length]))[0]
+        if _find_offsets([store.tokenizer.decode(ids).encode()], conditions)[0] >= 0:
+            return start
+    return 0
 
 
 def find_by_hash(store: Store, digest: str, start: int = 0, *, most: int = 50, seconds: float = 0.2) -> SearchResult:

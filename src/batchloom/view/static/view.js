@@ -28,6 +28,16 @@ document.addEventListener("click", async (event) => {
   button.textContent = "Copied";
 });
 
+// A search goes on by itself until it finds a document.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-stop]");
+  if (button) htmx.trigger(button.closest("tr"), "htmx:abort");
+});
+
+// Find the text of a search in a document, also across the elements of its tokens.
+const sought = new URLSearchParams(location.search);
+if (sought.get("find") && sought.get("mode") !== "regex") window.find(sought.get("find"));
+
 // A part of a page that cannot be shown says why, in its own place.
 function showFailure(part, message) {
   (part.querySelector("td, p") ?? part).textContent = message;
