@@ -555,7 +555,8 @@ def _list_inputs(store: Store) -> list[str]:
 
 def _explain_left_out(store: Store, file: str, record: int) -> str:
     """Explain why a record became no document of the subset, as far as is known."""
-    summary = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
+    place = f"Record {record:,} (line or row {record + 1:,}) of {file}"
+    summary = f"{place} was read, and became no document of subset {store.split!r}"
     for subset in SUBSETS:
         if subset in store.subsets and subset != store.split:
             other_store = open_store(store.path, subset, generation=store.location.generation)
