@@ -1,6 +1,7 @@
 """The pages in a real browser: navigation, search, documents, masks and packed rows."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom.cli import run_command_line
 from batchloom.testing import write_store
 from golden.inputs import make_tokenizer_json
 from media.sample_media import make_messages
@@ -190,6 +192,22 @@ def test_a_span_of_a_step_opens_its_document(opened, address, chats):
     tokens = sum(span.stop - span.start for row in batchloom.explain(loader.plan, 0) for span in row.spans)
     facts = opened.locator("p.tools").first.inner_text()
     assert f"{tokens:,} tokens, {4 * 256 - tokens:,} of padding" in facts
+
+
+def test_packing_and_plan_say_what_they_leave_out(opened, address, chats, capsys):
+    run_command_line(["plan", str(chats), "--seq-len", "40", "--global-batch-size", "8"])
+    printed = capsys.readouterr().out
+    left_out = re.search(r"data: (\S+ documents of an epoch are too long; (\S+) tokens)( are left out)", printed)
+    share = int(left_out[2].replace(",", "")) / batchloom.open_store(chats).tokens
+    sentence = f"{left_out[1]} ({share:.1%}){left_out[3]}."
+    opened.goto(f"{address}/packing?seq_len=40&batch=8")
+    opened.wait_for_selector("table >> text=window_1000")
+    assert opened.get_by_text(sentence, exact=True).count() == 1
+    assert opened.locator("tr.current td").last.inner_text() == f"{share:.1%}"
+    opened.goto(f"{address}/plan?seq_len=40&batch=8")
+    assert opened.get_by_text(f"data: {sentence}", exact=True).count() == 1
+    empty = re.search(r"\d+ sequences? without loss", printed)[0]
+    assert opened.locator("#empty").inner_text() == f"Padding includes {empty}, added to fill the last step."
 
 
 def test_the_packing_and_the_plan_of_a_subset_lead_to_its_documents(page, tmp_path):

@@ -1,6 +1,7 @@
 """The page of a plan in a real browser: shares, epochs, steps of a document, and ranks."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -8,8 +9,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import batchloom
 from batchloom.adapters.pytorch import LoaderIterable
-from batchloom.batches import read_mixture
+from batchloom.batches import BatchOptions, read_mixture
+from batchloom.cli import run_command_line
 from batchloom.plan import Stage
+from batchloom.view import PlanChoice, ViewTarget
 from view.axe import check_accessibility
 from view.conftest import TOKEN, serving
 
@@ -81,6 +84,17 @@ def test_the_promise_and_the_stage_are_shown(opened):
     assert float(line.get_attribute("x1")) == pytest.approx(100 / 3, abs=0.01)
 
 
+def test_a_range_of_steps_includes_its_last(opened, address):
+    opened.get_by_label("Steps from").fill("20")
+    opened.get_by_label("to", exact=True).fill("30")
+    opened.locator("section", has_text="Shares over the run").get_by_role("button").click()
+    opened.wait_for_url("**from=20&to=30**")
+    assert opened.locator("#shares ~ figure .plot g").count() == 11
+    for heading in ("#shares", "#changes", "th >> text=largest deviation"):
+        assert re.search(r" steps 20\W30$", opened.locator(heading).inner_text())
+    assert "step 31 is after step 30" in opened.request.get(f"{address}{ADDRESS}&from=31&to=30").text()
+
+
 def test_epochs_are_those_of_the_forecast(opened, plan):
     from batchloom.analysis import forecast_plan
 
@@ -125,7 +139,11 @@ def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tm
 
 
 def test_a_wrong_document_is_named_beside_the_form(opened, address):
-    for document, message in (("99999", "no document 99,999"), ("some words", "neither the number of a document")):
+    for document, message in (
+        ("99999", "no document 99,999"),
+        ("some words", "neither the number of a document"),
+        ("web.jsonl:301", "line or row 301"),
+    ):
         opened.goto(f"{address}{ADDRESS}&document={document}&source=web")
         assert message in opened.locator("[role=alert]").inner_text()
         assert opened.locator("#loads").count() == 1
@@ -139,6 +157,11 @@ def test_the_rows_of_ranks_are_those_of_explain(opened, address, plan):
     assert rows == [", ".join(map(str, expected[rank])) for rank in range(4)]
     opened.locator("#loads tbody a").nth(2).click()
     opened.wait_for_url("**rank=2#ranks")
+    cells = opened.locator("#loads tbody td:nth-child(5)").all_inner_texts()
+    costs = [float(cell.split()[0]) for cell in cells]
+    bars = [float(bar.get_attribute("width")) for bar in opened.locator("#loads rect").all()]
+    assert bars == pytest.approx([100 * cost / max(costs) for cost in costs], abs=0.6)
+    assert len(set(bars)) > 1
     drawn = [int(row.locator(".number").first.inner_text()) for row in opened.locator("#ranks .row").all()]
     assert drawn == expected[2]
     opened.goto(f"{address}{ADDRESS}&step=7&ranks=5")
@@ -175,15 +198,53 @@ def test_the_worker_of_a_step_is_that_of_a_dataloader(opened, address, mixture):
     opened.wait_for_url("**workers=2#ranks")
 
 
-def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address):
+def test_balance_is_explained_where_it_changes_the_cost(opened, address, mixture):
+    options = BatchOptions(balance=True)
+    loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, batch=options)
+    measured = [loader.imbalance(step) for step in range(90)]
+    changes = [f"{imbalance.in_order:.2f}" != f"{imbalance.actual:.2f}" for imbalance in measured]
+    for step in (changes.index(True), changes.index(False)):
+        opened.goto(f"{address}{ADDRESS}&step={step}&ranks=4")
+        sentence = opened.locator("#ranks p", has_text="attention cost").inner_text()
+        assert f"is {measured[step].in_order:.2f} times the mean." in sentence
+        assert ("balance=True, the loader" in sentence) == changes[step]
+        assert sentence.endswith(f" {measured[step].actual:.2f} times.") == changes[step]
+
+
+def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address, mixture):
     opened.goto(f"{address}/plan?seq_len=64")
     assert opened.locator("h1").inner_text().startswith("Plan 10,000 steps")
+    note = "The mixture has no end; 10,000 steps are assumed."
+    remedy = "Give another number in the field “Steps of the run”."
+    assert opened.locator("#assumed").inner_text() == f"{note} {remedy}"
+    opened.goto(f"{address}/packing?seq_len=64")
+    assert f"{note} {remedy}" in opened.locator("p.tools").first.inner_text()
+    opened.get_by_label("Steps of the run").fill("20")
+    opened.get_by_label("Steps of the run").press("Enter")
+    opened.wait_for_url("**steps=20*")
+    assert opened.locator("p.tools").first.inner_text().endswith("20 steps in the run")
+    opened.goto(f"{address}/plan?seq_len=64&steps=20")
+    assert opened.locator("#assumed").count() == 0
+    file = mixture.parent / "step.html"
+    assert run_command_line(["view", str(mixture), "--step", "0", "--seq-len", "64", "--out", str(file)]) == 0
+    assert note in file.read_text()
+    assert remedy not in file.read_text()
+
+
+def test_a_mixture_that_stops_has_its_own_steps(mixture):
+    file = mixture.parent / "stop.yaml"
+    file.write_text(json.dumps({**json.loads(mixture.read_text()), "exhausted": "stop"}))
+    target, choice = ViewTarget(str(file)), PlanChoice(seq_len=64)
+    loader = batchloom.Loader(read_mixture(str(file)), seq_len=64, global_batch_size=8)
+    plan = target.make_plan(choice)
+    assert (plan.fingerprint, plan.steps) == (loader.plan.fingerprint, len(loader))
+    assert not target.assumes_steps(plan, choice)
 
 
 def test_a_single_store_has_epochs_and_no_shares(page, mixture):
     with serving(mixture.parent / "code") as address:
         page.goto(f"{address}/plan?seq_len=64&batch=4&document=5&token={TOKEN}")
-        assert page.locator("#shares").count() == 0
+        assert page.locator("#shares, input[name=from]").count() == 0
         assert "1.00" in page.locator("section", has=page.locator("#sources")).locator("tbody").inner_text()
         assert page.locator("#served tbody tr").count() == 1
 

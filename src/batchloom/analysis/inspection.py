@@ -34,6 +34,7 @@ class PackingEfficiency:
         sequences: sequences of an epoch (an estimate unless ``exact``).
         fill: tokens / (sequences x seq_len), 0 to 1.
         cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
+        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out (estimates unless ``exact``).
         exact: whether every pool was packed; otherwise a few of them.
     """
 
@@ -41,6 +42,8 @@ class PackingEfficiency:
     sequences: int
     fill: float
     cut: float
+    dropped: int
+    lost: int
     exact: bool
 
 
@@ -211,5 +214,7 @@ def measure_packing(store: Store, *, packing: str, seq_len: int, most_pools: int
         sequences=round(statistics.sequences),
         fill=statistics.tokens / (statistics.sequences * spec.seq_len) if statistics.sequences else 0.0,
         cut=statistics.split / max(order.pools.documents, 1),
+        dropped=round(statistics.dropped),
+        lost=round(statistics.dropped_tokens),
         exact=statistics.exact,
     )

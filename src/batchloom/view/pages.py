@@ -236,6 +236,7 @@ class Pages:
             "choice": describe_choice(choice),
             # A mixture and a run name a subset for each source.
             "plan_split": store.split if self._target.kind == "store" else "",
+            "assumed": self._target.assumes_steps(plan, choice),
             "packings": list_packings(store),
             "is_counted": is_counted,
         }
@@ -380,7 +381,8 @@ def make_page_file(
         StoreError: a file of the store is damaged.
     """
     if step is not None:
-        return _render_step(target.make_plan(choice), step, _FILE_ROWS)
+        plan = target.make_plan(choice)
+        return _render_step(plan, step, _FILE_ROWS, assumed=target.assumes_steps(plan, choice))
     store = target.open_store(target.source_names[0])
     if document is None:
         return _render_overview(store)
@@ -413,8 +415,8 @@ def _render_overview(store: Store) -> str:
     return render_file("overview.html.j2", {**values, "overview": make_overview(store)})
 
 
-def _render_step(plan: Plan, step: int, most: int) -> str:
-    values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan)}
+def _render_step(plan: Plan, step: int, most: int, *, assumed: bool = False) -> str:
+    values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan), "assumed": assumed}
     return render_file("packing.html.j2", {**values, **describe_step(plan, step, 0, most)})
 
 

@@ -130,6 +130,7 @@ class PlanPages:
             "choice": describe_choice(choice),
             "forecast": forecast,
             "endless": is_endless(plan),
+            "assumed": self._target.assumes_steps(plan, choice),
             "parameters": parameters,
             "done": done,
             "listed": _LISTED_SOURCES,
@@ -137,7 +138,8 @@ class PlanPages:
             "split": choice.split if self._target.kind == "store" else "",
             "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
         }
-        values |= _draw_shares(plan, forecast, parameters["from"] or 0, min(parameters["to"] or end, end))
+        last = min(parameters["to"] or end, end - 1)
+        values |= _draw_shares(plan, forecast, parameters["from"] or 0, last + 1)
         is_counted = self._target.has_counts(plan)
         if is_counted or not parameters["document"]:
             values |= _find_document(plan, request, done)
@@ -156,7 +158,7 @@ class PlanPages:
 def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> dict[str, Any]:
     """Return columns of the shares, their colours, and the changes of the run."""
     if first >= stop:
-        raise InputError(f"from: step {first:,} is not before step {stop:,}, where the range ends")
+        raise InputError(f"from: step {first:,} is after step {stop - 1:,}, where the range ends")
     changes = _list_changes(plan, forecast, first, stop)
     if not isinstance(plan.orders.data, Mixture):
         return {"columns": [], "changes": changes, "first": first, "stop": stop, "deviations": {}}
@@ -297,7 +299,7 @@ def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
         "chosen": chosen,
         "drawn": drawn,
         "loads": loads[:_LISTED_RANKS],
-        "most_tokens": size // world_size * plan.spec_at(step).seq_len,
+        "largest_cost": max(load.cost for load in loads),
         "imbalance": imbalance,
         "source_colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
     }

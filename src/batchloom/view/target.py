@@ -23,7 +23,7 @@ from batchloom.batches.loading import MAX_INLINE_POOLS, start_counting_process
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import suggest
-from batchloom.plan import Plan
+from batchloom.plan import Mixture, Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
 from batchloom.store.format import describe_partial_store
 from batchloom.view.step_log import StepLog
@@ -125,7 +125,7 @@ def is_near(plan: Plan, step: int) -> bool:
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")
 _RUN_FILE, _OWN_DATA = "run.json", "data"
-# Steps of a mixture that may repeat its sources without end.
+# Assumed steps of a mixture that repeats its sources without end.
 _MIXTURE_STEPS = 10_000
 # Plans and stores that stay in memory: a reader compares a few settings.
 _MAX_PLANS, _MAX_STORES = 8, 256
@@ -135,7 +135,7 @@ _MAX_PLANS, _MAX_STORES = 8, 256
 class PlanChoice:
     """Settings of the plan on a page.
 
-    ``steps`` is None for one epoch of a store, and for the default of a mixture. ``split`` is the subset of a single
+    ``steps`` is None for one epoch of a store, and for the end of a mixture. ``split`` is the subset of a single
     store; empty for the first one.
     """
 
@@ -332,6 +332,10 @@ class ViewTarget:
         with self._counting_lock:
             return self._counting.has_counts(plan)
 
+    def assumes_steps(self, plan: Plan, choice: PlanChoice) -> bool:
+        """Return whether the steps of a plan are assumed, since its mixture has no end."""
+        return self.kind == "mixture" and choice.steps is None and plan.spec.steps is not None
+
     def count_done_steps(self) -> int | None:
         """Return the steps done of a run; None for other data."""
         return self.read_run().done_steps if self.kind == "run" else None
@@ -339,13 +343,11 @@ class ViewTarget:
     def _make_plan(self, choice: PlanChoice) -> Plan:
         settings = asdict(choice)
         split = settings.pop("split")
-        if self.kind == "store":
-            # The open store has its tokenizer and its mapped files already.
-            store = self.open_store(_SINGLE, split)
-            return Loader(store, **settings, output="numpy", rank=0, world_size=1, prefetch=0).plan
-        if choice.steps is None:
+        # The open store has its tokenizer and its mapped files already.
+        data = self.open_store(_SINGLE, split) if self.kind == "store" else read_mixture(self.path)
+        if isinstance(data, Mixture) and data.exhausted == "repeat" and choice.steps is None:
             settings["steps"] = _MIXTURE_STEPS
-        return resolve_plan(PlanRequest(mixture=self.path, settings=settings))[0]
+        return Loader(data, **settings, output="numpy", rank=0, world_size=1, prefetch=0).plan
 
 
 def _collect_addresses(stores: Mapping[str, object]) -> dict[str, _StoreAddress]:
