@@ -12,6 +12,7 @@ from batchloom.adapters.pytorch import LoaderIterable
 from batchloom.batches import BatchOptions, read_mixture
 from batchloom.cli import run_command_line
 from batchloom.plan import Stage
+from batchloom.testing import write_store
 from batchloom.view import PlanChoice, ViewTarget
 from view.axe import check_accessibility
 from view.conftest import TOKEN, serving
@@ -138,11 +139,20 @@ def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tm
         assert page.locator("#loads tbody tr").count() == 2
 
 
+def test_a_search_in_many_epochs_is_bounded(page, tmp_path):
+    store = write_store(tmp_path / "store", [[104, 105]] * 40)
+    with serving(store.path) as address:
+        # Ten sequences make an epoch of ten steps.
+        page.goto(f"{address}/plan?seq_len=8&batch=1&steps=100000&document=5&token={TOKEN}")
+        assert "Searched up to step 1,000." in page.locator("section", has=page.locator("#served")).inner_text()
+        assert page.locator("#served tbody tr").count() == 100
+
+
 def test_a_wrong_document_is_named_beside_the_form(opened, address):
     for document, message in (
         ("99999", "no document 99,999"),
         ("some words", "neither the number of a document"),
-        ("web.jsonl:301", "line or row 301"),
+        ("web.jsonl:301", "web.jsonl has only 300 records"),
     ):
         opened.goto(f"{address}{ADDRESS}&document={document}&source=web")
         assert message in opened.locator("[role=alert]").inner_text()

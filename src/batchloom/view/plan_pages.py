@@ -33,6 +33,8 @@ _SAMPLED_POOLS, _MAX_FORECASTS = 8, 8
 _WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
 # Further sources are drawn as one.
 _DRAWN_SOURCES = COLOURS
+# An epoch takes about a millisecond.
+_SEARCHED_EPOCHS = 100
 _LISTED_STEPS, _LISTED_RANKS, _LISTED_WORKERS, _DRAWN_ROWS = 100, 64, 64, 8
 
 
@@ -142,7 +144,7 @@ class PlanPages:
         values |= _draw_shares(plan, forecast, parameters["from"] or 0, last + 1)
         is_counted = self._target.has_counts(plan)
         if is_counted or not parameters["document"]:
-            values |= _find_document(plan, request, done)
+            values |= _find_document(plan, request, _limit_search(plan, forecast, done))
         else:
             values |= {"served": (), "unserved": (), "search_fault": COUNTING_NOTE}
         step = read_number(request, "step", 0)
@@ -223,13 +225,21 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
     ][:_LISTED_CHANGES]
 
 
-def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, Any]:
+def _limit_search(plan: Plan, forecast: PlanForecast, done: int | None) -> int | None:
+    """Return the last step that a search for a document considers; None for all of the run."""
+    epochs = max((source.epochs for source in forecast.sources), default=0)
+    last_step = choose_last_step(plan, done)
+    if last_step is None and epochs > _SEARCHED_EPOCHS:
+        return int(plan.steps * _SEARCHED_EPOCHS / epochs)
+    return last_step
+
+
+def _find_document(plan: Plan, request: Request, last_step: int | None) -> dict[str, Any]:
     """Return the steps of the document that a request names."""
     text = request.query_params.get("document", "").strip()
     values: dict[str, Any] = {"served": (), "unserved": (), "search_fault": "", "last_step": None}
     if not text:
         return values
-    last_step = choose_last_step(plan, done)
     try:
         source = request.query_params.get("source") or None
         served, unserved = find_serving_steps(plan, _parse_document(text, source, last_step))
