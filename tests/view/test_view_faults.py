@@ -297,6 +297,11 @@ def test_a_signal_ends_the_server_at_once_and_quietly(tmp_path, number, code):
     assert time.monotonic() - begin < 10
 
 
+def test_a_number_out_of_its_bounds_is_refused():
+    with pytest.raises(batchloom.SettingsError, match="port: 70000 is not a whole number from 0 to 65,535"):
+        ViewSpec(data=["store"], port=70000)
+
+
 def test_a_port_in_use_is_named(tmp_path):
     write_store(tmp_path / "store", [[104, 105]])
     with socket.socket() as taken:

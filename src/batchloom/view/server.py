@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
-from batchloom.core.settings import Setting
+from batchloom.core.settings import Setting, find_problems, raise_problems
 from batchloom.store import write_file
 from batchloom.store.format import CHECK_REMEDY
 from batchloom.view.page_rendering import STATIC_FOLDER, render
@@ -184,6 +184,10 @@ class ViewSpec:
     out: Annotated[
         Path | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")
     ] = None
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for a number out of its bounds."""
+        raise_problems(find_problems(self))
 
 
 def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
