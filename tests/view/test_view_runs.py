@@ -141,6 +141,27 @@ def test_smoothing_and_a_logarithmic_axis_are_in_the_address(opened, address):
     assert opened.get_by_label("Axis").input_value() == "log"
 
 
+def read_page(address, path):
+    """Return the text of a page."""
+    with httpx.Client(base_url=address, follow_redirects=True) as client:
+        client.get("/static/icon.svg", params={"token": TOKEN}).raise_for_status()
+        return client.get(path).raise_for_status().text
+
+
+def test_the_means_of_a_range_include_the_steps_before_it(tmp_path):
+    entries = [{"step": step, "loss": float(step)} for step in range(1, 41)]
+    entries[9]["loss"] = 90.0
+    with serving(write_log(tmp_path / "run", entries)) as address:
+        text = read_page(address, "/run?from=10&to=20&smooth=10")
+    (line,) = re.findall(r'class="curve smooth" points="([^"]*)"', text)
+    heights = [float(point.partition(",")[2]) for point in line.split()]
+    means = [sum(entry["loss"] for entry in entries[step - 10 : step]) / 10 for step in range(10, 21)]
+    # The axis covers 11 to 90, and a margin of 4 % on both sides.
+    assert heights == pytest.approx([1000 * ((90 - mean) / 79 + 0.04) / 1.08 for mean in means], abs=0.1)
+    # The first step of the range is far above the steps before it.
+    assert re.findall(r'class="spike" href="/run\?[^"]*step=(\d+)#', text) == ["10"]
+
+
 def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run):
     assert make_pages(ViewSpec(data=[str(run[0])])).first_page == "/run"
     with serving(run[0]) as address:

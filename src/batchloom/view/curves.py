@@ -107,7 +107,7 @@ def make_chart(
     steps: Ints,
     values: Floats,
     *,
-    smooth: int = 0,
+    means: Floats | None = None,
     logarithmic: bool = False,
     evaluations: Sequence[tuple[int, float]] = (),
     small: bool = False,
@@ -117,7 +117,7 @@ def make_chart(
     Args:
         steps: steps, int64 [N], ascending.
         values: a value of each step, float64 [N]; NaN where there is none.
-        smooth: number of steps of the mean in a second line; 0 for no second line.
+        means: a mean for each step, drawn as a second line, float64 [N]; None for no second line.
         logarithmic: whether the axis is logarithmic. Values of 0 and less are then left out.
         evaluations: (step, value) of further points.
         small: whether it is a small drawing, whose axis begins at 0.
@@ -126,21 +126,18 @@ def make_chart(
         return None
     scaled = _scale(values, logarithmic=logarithmic)
     scaled_evaluations = _scale(np.array([value for _, value in evaluations], np.float64), logarithmic=logarithmic)
-    low, high = _choose_range(np.concatenate([scaled, scaled_evaluations]), from_zero=small)
+    scaled_means = _scale(np.empty(0) if means is None else means, logarithmic=logarithmic)
+    low, high = _choose_range(np.concatenate([scaled, scaled_means, scaled_evaluations]), from_zero=small)
     axes = _Axes(int(steps[0]), int(steps[-1]), low, high)
     buckets = [*pairwise(list_bucket_bounds(steps, MOST_POINTS))]
-    smoothed: list[str] = []
-    if smooth > 1:
-        means = compute_trailing_means(values if not logarithmic else np.where(values > 0, values, np.nan), smooth)
-        ends = [stop - 1 for _, stop in buckets]
-        smoothed = _draw_lines(steps, _scale(means, logarithmic=logarithmic), ends, axes)
+    ends = [stop - 1 for _, stop in buckets] if len(scaled_means) else []
     ticks = list_logarithmic_ticks(low, high) if logarithmic else [(tick, tick) for tick in list_ticks(low, high)]
     step_ticks = list_step_ticks(axes.first, axes.last, 3 if small else 6)
     return Chart(
         first=axes.first,
         last=axes.last,
         line=_draw_lines(steps, scaled, _list_extremes(scaled, buckets), axes),
-        smooth=smoothed,
+        smooth=_draw_lines(steps, scaled_means, ends, axes),
         points=[_make_point(steps, values, scaled, bucket, axes) for bucket in buckets],
         dots=_place_evaluations(evaluations, scaled_evaluations, axes),
         x_ticks=[(100 * axes.get_x(tick), label) for tick, label in step_ticks],
@@ -254,8 +251,8 @@ def compute_trailing_means(values: Floats, count: int) -> Floats:
     return np.where(number > 0, means, np.nan)
 
 
-def find_spikes(steps: Ints, losses: Floats, most: int = 5) -> list[Spike]:
-    """Return the steps whose loss is farthest above the mean of the steps before them.
+def find_spikes(steps: Ints, losses: Floats, inside: NDArray[np.bool_], most: int = 5) -> list[Spike]:
+    """Return the steps inside a range whose loss is farthest above the mean of the steps before them.
 
     Of neighbouring steps only the highest counts. A rise counts only above four deviations and a quarter of the largest
     rise.
@@ -263,7 +260,8 @@ def find_spikes(steps: Ints, losses: Floats, most: int = 5) -> list[Spike]:
     if len(losses) < 3:
         return []
     means = np.concatenate([[np.nan], compute_trailing_means(losses, _SPIKE_STEPS)[:-1]])
-    rises = losses - means
+    # The steps before the range count in the means of its first steps.
+    steps, losses, rises = steps[inside], losses[inside], (losses - means)[inside]
     known = rises[np.isfinite(rises)]
     if not known.size:
         return []

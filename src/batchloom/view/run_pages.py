@@ -12,7 +12,15 @@ from starlette.routing import Route
 
 from batchloom.core.errors import InputError
 from batchloom.plan import Plan
-from batchloom.view.curves import ChartMark, Floats, Ints, find_spikes, list_bucket_bounds, make_chart
+from batchloom.view.curves import (
+    ChartMark,
+    Floats,
+    Ints,
+    compute_trailing_means,
+    find_spikes,
+    list_bucket_bounds,
+    make_chart,
+)
 from batchloom.view.packed_rows import COLOURS, DrawnRow, draw_rows
 from batchloom.view.page_rendering import read_number, respond
 from batchloom.view.step_log import LogView, as_number
@@ -75,13 +83,9 @@ class RunPages:
         steps = log.steps[inside]
         metrics = {name: values[inside] for name, values in log.metrics.items()}
         evaluations = [(step, loss) for step, loss in log.evaluations if len(steps) and steps[0] <= step <= steps[-1]]
-        chart = make_chart(
-            steps,
-            metrics["loss"],
-            smooth=smooth,
-            logarithmic=logarithmic,
-            evaluations=evaluations,
-        )
+        # The means at the left of a range include the steps before it.
+        means = compute_trailing_means(log.metrics["loss"], smooth)[inside] if smooth > 1 else None
+        chart = make_chart(steps, metrics["loss"], means=means, logarithmic=logarithmic, evaluations=evaluations)
         if chart:
             resumed = [step for step in log.starts if chart.first <= step <= chart.last]
             chart.marks.extend(ChartMark(chart.locate(step), f"resumed after step {step:,}") for step in resumed)
@@ -102,7 +106,7 @@ class RunPages:
             "chart": chart,
             "charts": charts,
             "smoothings": _SMOOTHINGS,
-            "spikes": find_spikes(steps, metrics["loss"]),
+            "spikes": find_spikes(log.steps, log.metrics["loss"], inside),
             "not_finite": steps[~np.isfinite(metrics["loss"])][:8].tolist(),
             "shares": draw_shares(steps, tokens),
             "share_ticks": charts[0][1].x_ticks if charts and charts[0][1] else (chart.x_ticks if chart else []),
