@@ -187,14 +187,14 @@ def _make_point(steps: Ints, values: Floats, scaled: Floats, bucket: tuple[int, 
     else:
         index = start
     is_drawn = bool(np.isfinite(scaled[index]))
-    left, right = _get_edges(steps, start, stop)
+    left, right = map(axes.get_x, _get_edges(steps, start, stop)) if len(steps) > 1 else (0.0, 1.0)
     return ChartPoint(
         int(steps[index]),
         float(values[index]) if is_drawn else None,
         100 * axes.get_x(int(steps[index])),
         100 * axes.get_y(float(scaled[index])) if is_drawn else 0.0,
-        100 * axes.get_x(left),
-        100 * (axes.get_x(right) - axes.get_x(left)),
+        100 * left,
+        100 * (right - left),
     )
 
 

@@ -1,6 +1,7 @@
 """Page of a run: its curves, and the documents of a step."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -30,6 +31,10 @@ _DRAWN_ROWS, _LISTED_SPANS = 8, 4
 _SMOOTHINGS = (0, 10, 50, 200, 1000)
 _NEAR_STEPS, _USUAL_STEPS = 50, 25
 _SHARE_COLUMNS = 60
+# Seconds without a new line after which a log is not followed. Compiling a model takes minutes before the first step.
+_STILL_SECONDS = 600
+# An evaluation follows the last step.
+_FINISHED_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class RunPages:
             "colours": [(number % COLOURS, name) for number, name in enumerate(names)],
             "near": _NEAR_STEPS,
             "newest": int(log.steps[-1]) if len(log.steps) else None,
+            "is_growing": is_growing(log),
         }
         details = self._describe_step(request, log, selected) if selected else {}
         headers = RELOAD_HEADERS if details.get("fault") == COUNTING_NOTE else None
@@ -148,7 +154,7 @@ class RunPages:
         if not is_near(plan, number) and not self._target.has_counts(plan):
             return {**details, "fault": COUNTING_NOTE}
         if not plan.has_step(number):
-            return {**details, "fault": f"The plan has no step {number:,}."}
+            return {**details, "fault": f"The run ends with step {plan.steps:,}."}
         return {**details, **_rank_rows(plan, number, losses, start)}
 
 
@@ -197,6 +203,12 @@ def list_step_facts(log: LogView, entry: Mapping[str, Any], index: int) -> list[
         if math.isfinite(value):
             facts.append((label, style.format(value)))
     return facts
+
+
+def is_growing(log: LogView) -> bool:
+    """Return whether the run may still write to its log."""
+    is_finished = log.planned_steps is not None and len(log.steps) > 0 and log.steps[-1] >= log.planned_steps
+    return time.time() - log.written < (_FINISHED_SECONDS if is_finished else _STILL_SECONDS)
 
 
 def find_nearest(steps: Ints, step: int) -> int | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from batchloom.analysis.compare import find_log_file, read_loss_curve
 from batchloom.core.errors import InputError
+from batchloom.core.settings import as_int
 from batchloom.plan.packing import MAX_STEPS
 
 Floats = NDArray[np.float64]
@@ -40,6 +41,7 @@ class LogColumns:
         starts: steps done before each resumed start.
         damaged_lines: numbers of the lines that are not entries.
         edits: entries of the plan's journal that the log records.
+        planned_steps: steps of the complete run; None if the log does not say.
     """
 
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -51,6 +53,7 @@ class LogColumns:
     starts: list[int] = field(default_factory=list)
     damaged_lines: list[int] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
+    planned_steps: int | None = None
 
     def add(self, entry: dict[str, Any], step: int, offset: int) -> None:
         """Append a step; steps that a resumed run repeats replace the earlier ones."""
@@ -85,7 +88,10 @@ class LogColumns:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Columns of a log at one moment, as arrays; see ``LogColumns``."""
+    """Columns of a log at one moment, as arrays; see ``LogColumns``.
+
+    ``written`` is the time of its last change, in seconds since 1970.
+    """
 
     kind: str
     steps: NDArray[np.int64]
@@ -95,6 +101,8 @@ class LogView:
     evaluations: list[tuple[int, float]]
     starts: list[int]
     damaged_lines: list[int]
+    planned_steps: int | None
+    written: float
 
 
 def as_number(value: Any) -> float:
@@ -190,8 +198,11 @@ class StepLog:
             columns.evaluations.append((step, as_number(entry.get("loss"))))
         elif entry.get("kind") == "edit" and isinstance(edit := entry.get("edit"), dict):
             columns.edits.append(edit)
-        elif entry.get("kind") == "start" and step:
-            columns.starts.append(step)
+        elif entry.get("kind") == "start":
+            if step:
+                columns.starts.append(step)
+            run = entry.get("run")
+            columns.planned_steps = as_int(run.get("steps")) if isinstance(run, dict) else None
 
     def _make_view(self) -> LogView:
         columns = self._columns
@@ -205,6 +216,8 @@ class StepLog:
             evaluations=list(columns.evaluations),
             starts=sorted({*columns.starts}),
             damaged_lines=list(columns.damaged_lines),
+            planned_steps=columns.planned_steps,
+            written=self._stamp[2] / 1e9,
         )
 
     def read_entry(self, step: int) -> dict[str, Any] | None:
