@@ -1,7 +1,7 @@
 """Plans to report on: of stores, mixtures or a checkpoint; without torch."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -287,9 +287,7 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
             # A run that prepares its own data stores it next to its checkpoints.
             if not data_folder.is_dir():
                 sources = saved_position.state["identity"].get("sources", {})
-                remedy = "the store" if SOURCE in sources else f"--mixture with the stores {', '.join(sources)}"
-                problem = f"{saved_position.path} does not hold the path of its data: give {remedy} of the run"
-                raise SettingsError([f"store: missing; {problem}"])
+                raise _make_missing_data_error(saved_position.path, [name for name in sources if name != SOURCE])
             request = replace(request, store=str(data_folder))
         stores = _open_checkpoint_stores(request, saved_position)
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
@@ -305,6 +303,13 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
     if isinstance(data, Store) or (isinstance(data, Mixture) and request.assume is None):
         return _make_loader_plan(data, settings), None
     return Plan(data, PlanSpec(**settings)), None
+
+
+def _make_missing_data_error(holder: Path, sources: Collection[str]) -> SettingsError:
+    """Return the error of a run without the path of its data; ``sources`` are those of a mixture."""
+    name = "mixture" if sources else "store"
+    remedy = f"--mixture with the stores {', '.join(sources)}" if sources else "the store"
+    return SettingsError([f"{name}: missing; {holder} does not hold the path of its data: give {remedy} of the run"])
 
 
 def _make_loader_plan(data: Store | Mixture, settings: Mapping[str, Any]) -> Plan:
@@ -334,9 +339,7 @@ def resolve_first_plan(request: PlanRequest) -> Plan:
         raise InputError(f"{folder / _RUN_FILE} does not say which data the run is on. {_SAVED_REMEDY}.")
     if request.store is None and request.mixture is None:
         if not (folder / _OWN_DATA_KEY).is_dir():
-            remedy = "the store" if "fingerprint" in recorded else "--mixture with the stores"
-            problem = f"{folder} does not hold the path of its data: give {remedy} of the run"
-            raise SettingsError([f"store: missing; {problem}"])
+            raise _make_missing_data_error(folder, recorded.get("sources", {}))
         request = replace(request, store=str(folder / _OWN_DATA_KEY))
     data = _open_request_data(replace(request, checkpoint=None))
     if isinstance(data, Mixture):

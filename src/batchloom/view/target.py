@@ -1,6 +1,7 @@
 """Target of the pages: a store, a mixture or a run, with its plans."""
 
 import atexit
+import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -279,6 +280,12 @@ class ViewTarget:
             else:
                 plan, saved = resolve_first_plan(request), None
         except (InputError, SettingsError, StateError, StoreError) as error:
+            if isinstance(error, SettingsError) and data.store is None and data.mixture is None:
+                # The problem begins with what is missing: store or mixture.
+                name = error.problems[0].partition(":")[0]
+                checkpoint = ["--checkpoint", str(data.checkpoint)] if data.checkpoint else []
+                command = shlex.join(["batchloom", "view", self.path, *checkpoint])
+                return RunPlan(None, fault=f"Name the data of the run: {command} --{name} {name.upper()}.")
             return RunPlan(None, fault=str(error))
         plan = apply_logged_edits(plan, edits)
         position = int(saved.state["position"]) if saved else 0
