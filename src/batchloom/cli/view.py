@@ -25,5 +25,4 @@ def view(
     if spec.out is None:
         serve_view(spec, print_escaped)
     else:
-        write_view(spec, spec.out)
-        print_escaped(f"Wrote {spec.out}.")
+        print_escaped(f"Wrote {write_view(spec, spec.out)} to {spec.out}.")
