@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -62,11 +63,11 @@ def read_rows(page):
     ]
 
 
-def write_log(folder, entries, tail=""):
+def write_log(folder, entries, tail="", *, planned=None):
     """Write the log of a run by hand; its folder holds no checkpoint."""
     folder.mkdir(exist_ok=True)
     (folder / "run.json").write_text("{}")
-    start = {"kind": "start", "step": 0, "origin": "source=real s/train", "run": {}}
+    start = {"kind": "start", "step": 0, "origin": "source=real s/train", "run": {"steps": planned}}
     lines = [start, *({"kind": "step", "origin": "source=real s/train", **entry} for entry in entries)]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
     return folder
@@ -169,13 +170,22 @@ def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run):
         page.wait_for_url("**/run")
         page.locator("[data-chart] a[data-step='6'] rect").click()
         page.wait_for_url("**step=6#step")
-        assert "give the store of the run" in page.locator("#step .error").inner_text()
+        remedy = f"Name the data of the run: batchloom view {run[0]} --store STORE."
+        assert page.locator("#step .error").inner_text() == remedy
         assert page.locator(".ranked").count() == 0
         page.problems.clear()
         assert page.goto(f"{address}/documents").status == 400
-        assert "give the store of the run" in page.locator("main").inner_text()
+        assert remedy in page.locator("main").inner_text()
         # Chromium reports the status as an error of the console.
         page.problems.clear()
+
+
+def test_a_run_on_a_mixture_asks_for_the_mixture(tmp_path):
+    folder = write_log(tmp_path / "run", [{"step": 1, "loss": 2.0}])
+    described = {"data": {"mixture": {}, "sources": {"web": {}, "code": {}}}, "order": {}}
+    (folder / "run.json").write_text(json.dumps(described))
+    with serving(folder) as address:
+        assert f"batchloom view {folder} --mixture MIXTURE." in read_page(address, "/run?step=1")
 
 
 def copy_run(run, folder):
@@ -321,6 +331,71 @@ def test_a_log_is_read_on_while_it_is_written(page, tmp_path):
         (tmp_path / "new" / "log.jsonl").replace(folder / "log.jsonl")
         page.reload()
         assert page.locator("[data-chart] a").count() == 2
+
+
+def test_the_curves_follow_a_run_until_it_ends(page, tmp_path):
+    folder = write_log(tmp_path / "run", [{"step": step, "loss": 2.0} for step in range(1, 4)], planned=10)
+    points = page.locator("[data-chart] a")
+
+    def train_until(last):
+        """Log steps up to one; let the page ask for them."""
+        with (folder / "log.jsonl").open("a") as log:
+            log.writelines(f'{{"kind": "step", "step": {step}, "loss": 3.0}}\n' for step in range(4, last + 1))
+        with page.expect_response("**/run*"):
+            page.clock.fast_forward(5_000)
+
+    page.clock.install()
+    page.set_viewport_size({"width": 1280, "height": 300})
+    with serving(folder) as address:
+        page.goto(f"{address}/run?step=3&token={TOKEN}")
+        page.evaluate("scrollTo(0, 200)")
+        train_until(5)
+        page.get_by_role("heading", name="step 5 of 10").wait_for()
+        assert points.count() == 5
+        assert page.evaluate("scrollY") == 200
+        assert page.locator("[aria-current='true']").get_attribute("data-step") == "3"
+        assert page.locator("#step a[rel='next']").inner_text() == "step 4 →"
+        # What the reader uses stays, and has its keys.
+        points.nth(3).focus()
+        train_until(7)
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.dataset.step") == "5"
+        assert points.count() == 5
+        page.evaluate("document.activeElement.blur()")
+        train_until(10)
+        page.get_by_role("heading", name="step 10 of 10").wait_for()
+        assert page.locator("[hx-trigger]").count() == 1
+        # The last evaluation may take a minute.
+        written = (folder / "log.jsonl").stat().st_mtime - 60
+        os.utime(folder / "log.jsonl", (written, written))
+        train_until(3)
+        page.locator("[hx-trigger]").wait_for(state="detached")
+        points.nth(6).locator("rect").click()
+        page.wait_for_url("**step=7#step")
+
+
+def test_a_killed_run_is_not_followed_for_long(tmp_path):
+    folder = write_log(tmp_path / "run", [{"step": 1, "loss": 2.0}], planned=10)
+    with serving(folder) as address:
+        assert "hx-trigger" in read_page(address, "/run")
+        os.utime(folder / "log.jsonl", (0, 0))
+        assert "hx-trigger" not in read_page(address, "/run")
+
+
+def test_a_single_step_is_a_point(page, tmp_path):
+    with serving(write_log(tmp_path / "run", [{"step": 1, "loss": 2.0, "tokens_per_s": 9.0}])) as address:
+        page.goto(f"{address}/run?token={TOKEN}")
+        assert page.locator("h1").inner_text() == "Loss step 1"
+        assert page.locator(".big .point, .small-charts .point").count() == 2
+        page.locator("[data-chart] a rect").click()
+        page.wait_for_url("**step=1#step")
+
+
+def test_a_range_without_a_step_names_those_of_the_log(address):
+    text = read_page(address, "/run?from=100&to=200")
+    assert f"<small>step {STEPS} of {STEPS}</small>" in text
+    assert f"The log has no step in this range. It has steps 1\N{EN DASH}{STEPS}." in text
+    assert f"The run ends with step {STEPS}." in read_page(address, "/run?step=500")
 
 
 def test_a_long_log_is_thinned_out_and_keeps_its_extremes(page, tmp_path):

@@ -306,7 +306,7 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
 
 
 def _make_missing_data_error(holder: Path, sources: Collection[str]) -> SettingsError:
-    """Return the error of a run without the path of its data; ``sources`` are those of a mixture."""
+    """Return the error of a run without the path of its store or ``sources``."""
     name = "mixture" if sources else "store"
     remedy = f"--mixture with the stores {', '.join(sources)}" if sources else "the store"
     return SettingsError([f"{name}: missing; {holder} does not hold the path of its data: give {remedy} of the run"])

@@ -252,15 +252,14 @@ def compute_trailing_means(values: Floats, count: int) -> Floats:
 
 
 def find_spikes(steps: Ints, losses: Floats, inside: NDArray[np.bool_], most: int = 5) -> list[Spike]:
-    """Return the steps inside a range whose loss is farthest above the mean of the steps before them.
+    """Return the steps of a range whose loss is farthest above the mean before them.
 
-    Of neighbouring steps only the highest counts. A rise counts only above four deviations and a quarter of the largest
-    rise.
+    The mean includes steps before the range. Of neighbouring steps only the highest counts. A rise counts only above
+    four deviations and a quarter of the largest rise.
     """
     if len(losses) < 3:
         return []
     means = np.concatenate([[np.nan], compute_trailing_means(losses, _SPIKE_STEPS)[:-1]])
-    # The steps before the range count in the means of its first steps.
     steps, losses, rises = steps[inside], losses[inside], (losses - means)[inside]
     known = rises[np.isfinite(rises)]
     if not known.size:
