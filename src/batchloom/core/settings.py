@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from batchloom.core.errors import SettingsError
@@ -123,6 +124,8 @@ def _find_type_problem(value: object, field: SettingField) -> str:
         return "" if is_bool(value) else "is neither True nor False"
     if field.hint is str:
         return "" if is_text(value) else "is not a text of one or more Unicode characters"
+    if field.hint is Path:
+        return "" if isinstance(value, Path) else "is not a path"
     return _find_number_problem(value, field.setting, whole=field.hint is int)
 
 

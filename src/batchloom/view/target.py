@@ -22,7 +22,7 @@ from batchloom.analysis.doctor import detect_prepared_kind
 from batchloom.batches import Loader, read_mixture
 from batchloom.batches.loading import MAX_INLINE_POOLS, start_counting_process
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputError, InputMissingError, SettingsError, StateError, StoreError
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import suggest
 from batchloom.plan import Mixture, Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
@@ -279,7 +279,7 @@ class ViewTarget:
                 plan, saved = resolve_plan(request)
             else:
                 plan, saved = resolve_first_plan(request), None
-        except (InputError, SettingsError, StateError, StoreError) as error:
+        except (InputError, SettingsError) as error:
             if isinstance(error, SettingsError) and data.store is None and data.mixture is None:
                 # The problem begins with what is missing: store or mixture.
                 name = error.problems[0].partition(":")[0]
