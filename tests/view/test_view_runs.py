@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import threading
 
 import httpx
@@ -331,6 +332,19 @@ def test_a_log_is_read_on_while_it_is_written(page, tmp_path):
         (tmp_path / "new" / "log.jsonl").replace(folder / "log.jsonl")
         page.reload()
         assert page.locator("[data-chart] a").count() == 2
+        # A run that begins anew writes a longer log into the same file.
+        write_log(folder, [{"step": step, "loss": 7.0} for step in range(1, 10)], planned=9)
+        page.reload()
+        assert {link.text_content().split()[-1] for link in page.locator("[data-chart] a").all()} == {"7.0000"}
+
+
+def test_entries_that_no_trainer_writes_are_harmless(tmp_path):
+    losses = (3.0, sys.float_info.max, -1e308, 1e-320)
+    entries = [{"step": step, "loss": loss, "row_loss": 5} for step, loss in enumerate(losses, 1)]
+    with serving(write_log(tmp_path / "run", entries)) as address, httpx.Client(base_url=address) as client:
+        client.get("/run", params={"token": TOKEN})
+        for path in ("/run", "/run?axis=log", "/run?step=2"):
+            assert client.get(path).status_code == 200
 
 
 def test_the_curves_follow_a_run_until_it_ends(page, tmp_path):

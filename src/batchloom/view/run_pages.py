@@ -130,7 +130,7 @@ class RunPages:
         is_logged = index < len(log.steps) and int(log.steps[index]) == step
         following = index + is_logged
         entry = self._log.read_entry(step) or {}
-        losses = [None if math.isnan(as_number(loss)) else float(loss) for loss in entry.get("row_loss") or []]
+        losses = _read_row_losses(entry)
         start = read_number(request, "row", 0)
         details = {
             "is_logged": is_logged,
@@ -156,6 +156,13 @@ class RunPages:
         if not plan.has_step(number):
             return {**details, "fault": f"The run ends with step {plan.steps:,}."}
         return {**details, **_rank_rows(plan, number, losses, start)}
+
+
+def _read_row_losses(entry: Mapping[str, Any]) -> list[float | None]:
+    """Return the logged loss of each row of a step; None where it is not finite."""
+    losses = entry.get("row_loss")
+    numbers = map(as_number, losses if isinstance(losses, list) else [])
+    return [None if math.isnan(number) else number for number in numbers]
 
 
 def _rank_rows(plan: Plan, number: int, losses: list[float | None], start: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from array import array
 from bisect import bisect_left
@@ -24,7 +23,8 @@ from batchloom.plan.packing import MAX_STEPS
 Floats = NDArray[np.float64]
 METRICS = ("loss", "tokens_per_s", "data_wait")
 _CHUNK_BYTES = 1 << 24
-_LARGEST_FLOAT = sys.float_info.max
+# An axis can hold no range of larger numbers, and a logarithmic one no number below its inverse.
+_LARGEST_NUMBER = 1e300
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class LogView:
 
 
 def as_number(value: Any) -> float:
-    """Return a finite number as float, and NaN for anything else."""
-    if isinstance(value, (int, float)) and abs(value) <= _LARGEST_FLOAT:
-        return float(value)
+    """Return a number that can be drawn as float, and NaN for anything else."""
+    if isinstance(value, (int, float)) and abs(value) <= _LARGEST_NUMBER:
+        return float(value) if abs(value) * _LARGEST_NUMBER >= 1 else 0.0
     return nan
 
 
@@ -128,6 +128,7 @@ class StepLog:
         self._lock = threading.Lock()
         self._columns = LogColumns()
         self._stamp: tuple[int, ...] = ()
+        self._first_line = b""
         self._offset = self._lines = 0
         self._kind = ""
 
@@ -154,10 +155,11 @@ class StepLog:
 
     def _read_on(self) -> None:
         file = find_log_file(Path(self._path))
-        status = file.stat()
-        if self._kind != "batchloom" or status.st_ino != self._stamp[0] or status.st_size < self._offset:
-            # A resumed run replaces its log.
-            self._kind = "batchloom" if _is_own_log(file) else ""
+        status, first_line = file.stat(), _read_first_line(file)
+        is_same = first_line == self._first_line and status.st_size >= self._offset
+        if self._kind != "batchloom" or not is_same or status.st_ino != self._stamp[0]:
+            # A resumed run replaces its log, and a run that begins anew may have the same inode.
+            self._kind, self._first_line = "batchloom" if _is_own_entry(first_line) else "", first_line
             if self._kind or self._stamp != (status.st_ino, status.st_size, status.st_mtime_ns):
                 self._columns, self._offset, self._lines = LogColumns(), 0, 0
         if self._kind:
@@ -233,10 +235,14 @@ class StepLog:
         return entry if entry is not None and entry.get("step") == step else None
 
 
-def _is_own_log(file: Path) -> bool:
-    """Return whether the first line is one that ``batchloom train`` writes."""
+def _read_first_line(file: Path) -> bytes:
     with file.open("rb") as opened:
-        entry = parse_line(opened.readline())
+        return opened.readline(_CHUNK_BYTES)
+
+
+def _is_own_entry(line: bytes) -> bool:
+    """Return whether a line is one that ``batchloom train`` writes."""
+    entry = parse_line(line)
     return entry is not None and entry.get("kind") in ("start", "step", "val") and "origin" in entry
 
 
