@@ -93,8 +93,10 @@ class StoreLengths:
             # After a pass over the file, the first pages may have been evicted from memory.
             requested_pages = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
             self._requested_pages[layer], self._taken_counts[layer] = (requested_pages, len(documents))
-        pages = documents // (mmap.PAGESIZE // array.itemsize)
-        pages = np.unique(pages[~requested_pages[pages]])
+        # Marking pages takes a tenth of the time of np.unique.
+        is_needed = np.zeros(len(requested_pages), bool)
+        is_needed[documents // (mmap.PAGESIZE // array.itemsize)] = True
+        pages = np.flatnonzero(is_needed & ~requested_pages)
         if not len(pages) or len(pages) > _MAX_READ_AHEAD_PAGES:
             return
         requested_pages[pages] = True
