@@ -102,7 +102,7 @@ def test_records_without_a_document_are_explained(prepared_store, capsys):
         (40, "a duplicate, dropped by a cleaning step"),
         (41, "is in quarantine.jsonl, because no field 'text'"),
         (validation_record, "of subset 'val', which the plan does not serve"),
-        (42, "in/a.jsonl has only 42 records"),
+        (42, "in/a.jsonl has no record 42 (line or row 43): 42 records of it were read"),
     ):
         arguments = ["when", prepared_store, *SIZES, "--source", "in/a.jsonl", "--record", str(record)]
         assert run_command_line(arguments) == 1

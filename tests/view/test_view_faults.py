@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import batchloom
+from batchloom.cli import run_command_line
 from batchloom.testing import append_documents, write_store
 from batchloom.view import ValueCache, ViewSpec, make_pages
 from golden.inputs import make_tokenizer_json
@@ -72,7 +73,7 @@ def test_a_damaged_document_is_named_and_leaves_the_others(tmp_path):
     ids.write_bytes(ids.read_bytes()[:-10] + b"\xff" * 10)
     with serving(store.path) as address, open_client(address) as client:
         listed = client.get("/documents").text
-        assert "(damaged. Run batchloom check on the store.)" in listed
+        assert "(damaged: Run batchloom check on the store.)" in listed
         assert "hihihi" in listed
         response = client.get("/document/2")
         assert response.status_code == 500
@@ -86,11 +87,11 @@ def test_a_store_without_its_manifest_is_no_raw_input(tmp_path):
         make_pages(ViewSpec(data=[str(tmp_path / "store")]))
 
 
-def test_a_missing_report_is_named(tmp_path):
+def test_a_damaged_report_is_named(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
     batchloom.prepare(tmp_path / "rows.jsonl", out=tmp_path / "store", tokenizer="bytes", val_fraction=0)
     with serving(tmp_path / "store") as address, open_client(address) as client:
-        note = "The report of the preparation is missing or damaged"
+        note = "The report of the preparation is damaged"
         assert note not in client.get("/").text
         (tmp_path / "store/report.json").write_text("{")
         assert note in client.get("/").text
@@ -297,9 +298,9 @@ def test_a_signal_ends_the_server_at_once_and_quietly(tmp_path, number, code):
     assert time.monotonic() - begin < 10
 
 
-def test_a_number_out_of_its_bounds_is_refused():
-    with pytest.raises(batchloom.SettingsError, match="port: 70000 is not a whole number from 0 to 65,535"):
-        ViewSpec(data=["store"], port=70000)
+def test_a_number_out_of_its_bounds_is_refused(capsys):
+    assert run_command_line(["view", "store", "--port", "70000"]) == 2
+    assert "--port: 70000 is not a whole number from 0 to 65,535" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_named(tmp_path):

@@ -46,9 +46,11 @@ def test_a_changed_setting_shows_its_effect_and_stays_in_the_address(opened, fol
     assert "What is" not in "".join(trained)
 
 
-def test_a_wrong_setting_is_explained_beside_the_form(opened):
-    opened.get_by_label("Template").fill("chatmll")
+# The second is longer than the name of a file can be.
+@pytest.mark.parametrize("template", ["chatmll", "chatmll" * 50])
+def test_a_wrong_setting_is_explained_beside_the_form(opened, template):
+    opened.get_by_label("Template").fill(template)
     opened.get_by_label("Template").press("Tab")
     opened.locator("[role=alert]").wait_for()
-    assert "chatmll" in opened.locator("[role=alert]").first.inner_text()
-    assert opened.get_by_label("Template").input_value() == "chatmll"
+    assert f"there is no template '{template}'" in opened.locator("[role=alert]").first.inner_text()
+    assert opened.get_by_label("Template").input_value() == template

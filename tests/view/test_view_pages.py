@@ -12,7 +12,6 @@ import pytest
 import batchloom
 from batchloom.cli import run_command_line
 from batchloom.testing import write_store
-from golden.inputs import make_tokenizer_json
 from media.sample_media import make_messages
 from view.conftest import TOKEN, serving, write_chats
 
@@ -81,23 +80,22 @@ def test_search_finds_documents(opened, address, mode, text, numbers):
     assert opened.get_by_label("Search").input_value() == text
 
 
-@pytest.fixture(scope="module")
-def long_texts(tmp_path_factory):
-    """A store whose search takes several requests; only its last document holds "Needle", far from its beginning."""
-    folder = tmp_path_factory.mktemp("long")
-    (folder / "tokenizer.json").write_text(make_tokenizer_json(("<|endoftext|>",)))
-    texts = ["some words " * 5_000] * 39 + ["some words " * 1_000 + "one Needle " + "some words " * 1_000]
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = str(folder / "tokenizer.json")
-    batchloom.prepare(folder / "rows.jsonl", out=folder / "store", tokenizer=tokenizer, dedup="none", val_fraction=0)
-    return folder / "store"
+@pytest.fixture
+def long_search(tmp_path, monkeypatch):
+    """A store whose search takes three requests; its last document holds "Needle", far from its beginning."""
+    search = "batchloom.view.documents.document_search.search_documents"
+    monkeypatch.setattr(f"{search}.__kwdefaults__", {"most": 50, "seconds": 0})
+    texts = ["some words"] * 600 + ["some words " * 1_000 + "one Needle " + "some words " * 1_000]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    batchloom.prepare(tmp_path / "rows.jsonl", out=tmp_path / "store", tokenizer="bytes", dedup="none", val_fraction=0)
+    return tmp_path / "store"
 
 
-def test_a_search_goes_on_to_the_match_and_back(page, long_texts):
-    with serving(long_texts) as address:
+def test_a_search_goes_on_to_the_match_and_back(page, long_search):
+    with serving(long_search) as address:
         page.goto(f"{address}/documents?text=needle&token={TOKEN}")
         page.locator("[data-row] a").click()
-        page.wait_for_url("**/document/39?*")
+        page.wait_for_url("**/document/600?*")
         assert page.evaluate("getSelection().toString()") == "Needle"
         page.go_back()
         row = page.locator("[data-row]")
@@ -106,8 +104,20 @@ def test_a_search_goes_on_to_the_match_and_back(page, long_texts):
         assert "some words one Needle some words" in row.inner_text()
 
 
-def test_a_search_is_stopped(page, long_texts):
-    with serving(long_texts) as address:
+def test_back_from_a_document_of_a_long_list_shows_it_again(page, tmp_path):
+    store = write_store(tmp_path / "store", [[104, 105]] * 120)
+    with serving(store.path) as address:
+        page.goto(f"{address}/documents?token={TOKEN}")
+        page.locator("[data-row]").nth(49).scroll_into_view_if_needed()
+        page.locator("[data-row]").nth(60).wait_for()
+        page.locator("[data-row] a").nth(48).click()
+        page.wait_for_url("**/document/48*")
+        page.go_back()
+        page.get_by_role("link", name="48", exact=True).wait_for()
+
+
+def test_a_search_is_stopped(page, long_search):
+    with serving(long_search) as address:
         page.goto(f"{address}/?token={TOKEN}")
         page.route("**/documents/more*", lambda _: None)
         page.goto(f"{address}/documents?text=needle")
@@ -125,7 +135,7 @@ def test_an_error_of_a_search_stays_beside_its_form(address):
         client.get("/", params={"token": TOKEN})
         for text, mode, expected in (
             ("(open", "regex", "The expression is invalid"),
-            ("chats.jsonl:999", "line", "chats.jsonl has only 123 records."),
+            ("chats.jsonl:999", "line", "(line or row 999): 123 records of it were read"),
             ("chats.jsonl:122", "line", "preparation left it out"),
             ("/some/folder/chats.jsonl:13", "line", "chats.jsonl line 13"),
         ):

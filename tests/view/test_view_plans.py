@@ -148,11 +148,20 @@ def test_a_search_in_many_epochs_is_bounded(page, tmp_path):
         assert page.locator("#served tbody tr").count() == 100
 
 
+def test_a_small_source_does_not_bound_the_search_in_another(page, tmp_path):
+    write_store(tmp_path / "big", [[104, 105]] * 2000)
+    write_store(tmp_path / "tiny", [[104, 105]] * 4)
+    (tmp_path / "mix.yaml").write_text("weights: {big: 1, tiny: 1}\nstores: {big: big, tiny: tiny}\n")
+    with serving(tmp_path / "mix.yaml") as address:
+        page.goto(f"{address}/plan?seq_len=8&batch=1&steps=1000&document=7&source=big&token={TOKEN}")
+        assert page.locator("#served tbody tr").count() == 1
+
+
 def test_a_wrong_document_is_named_beside_the_form(opened, address):
     for document, message in (
         ("99999", "no document 99,999"),
         ("some words", "neither the number of a document"),
-        ("web.jsonl:301", "web.jsonl has only 300 records"),
+        ("web.jsonl:301", "(line or row 301): 300 records of it were read"),
     ):
         opened.goto(f"{address}{ADDRESS}&document={document}&source=web")
         assert message in opened.locator("[role=alert]").inner_text()

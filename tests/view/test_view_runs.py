@@ -318,7 +318,7 @@ def test_a_log_is_read_on_while_it_is_written(page, tmp_path):
             log.write('ss": 2.5}\nnot JSON\n')
         page.reload()
         assert page.locator("[data-chart] a").last.get_attribute("data-step") == "6"
-        assert "line 8" in page.locator("p.error").inner_text()
+        assert "line 8" in page.locator("p.error:not([hidden])").inner_text()
         # A resumed run repeats steps 4 to 6.
         with (folder / "log.jsonl").open("a") as log:
             log.write('{"kind": "start", "step": 3, "origin": "source=real s/train", "run": {}}\n')

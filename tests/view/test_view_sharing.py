@@ -20,7 +20,7 @@ def loader(chats):
 @pytest.mark.parametrize(
     ("choice", "name", "heading", "content"),
     [
-        ([], "the overview", "store subset train", "chats.jsonl"),
+        ([], "the overview", "store, subset train", "chats.jsonl"),
         (["--step", "1", "--seq-len", "256"], "step 1", "Step 1", "store, subset train"),
         (["--document", "7"], "document 7", "Document 7", "<script>alert(1)</script>"),
     ],

@@ -25,6 +25,7 @@ from .plan_forecast import (
 )
 from .plan_questions import (
     JournalEntry as JournalEntry,
+    MissingDataError as MissingDataError,
     PlanRequest as PlanRequest,
     adopt_tables as adopt_tables,
     apply_logged_edits as apply_logged_edits,

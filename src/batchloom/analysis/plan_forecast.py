@@ -98,6 +98,7 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
             raw = order.store.lengths.take(members).astype(np.int64)
             dropped += int(((raw > 0) & (fitted == 0)).sum())
             dropped_tokens += int(raw.sum() - fitted.sum())
+        # Half the memory of int64: a sample may have half a million lengths.
         packed.append(aligned_lengths.astype(np.uint32))
     exact = len(sampled_pools) == pools.count
     scale = pools.documents / max(documents, 1)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -305,11 +305,21 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
     return Plan(data, PlanSpec(**settings)), None
 
 
-def _make_missing_data_error(holder: Path, sources: Collection[str]) -> SettingsError:
+@final
+class MissingDataError(SettingsError):
+    """A run whose folder does not hold the path of its data."""
+
+    @property
+    def option(self) -> str:
+        """Setting that names the data: ``store`` or ``mixture``."""
+        return self.problems[0].partition(":")[0]
+
+
+def _make_missing_data_error(path: Path, sources: Collection[str]) -> MissingDataError:
     """Return the error of a run without the path of its store or ``sources``."""
     name = "mixture" if sources else "store"
     remedy = f"--mixture with the stores {', '.join(sources)}" if sources else "the store"
-    return SettingsError([f"{name}: missing; {holder} does not hold the path of its data: give {remedy} of the run"])
+    return MissingDataError([f"{name}: missing; {path} does not hold the path of its data: give {remedy} of the run"])
 
 
 def _make_loader_plan(data: Store | Mixture, settings: Mapping[str, Any]) -> Plan:

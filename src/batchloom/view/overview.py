@@ -9,8 +9,8 @@ import numpy as np
 from batchloom.analysis import iter_quarantine
 from batchloom.core.wording import format_size
 from batchloom.preparation import PrepareReport, read_report
-from batchloom.store import Store
-from batchloom.store.format import OBJECTIVES, SIDE_NAMES, SourceEntry
+from batchloom.store import REPORT_NAME, Store
+from batchloom.store.format import OBJECTIVES, SIDE_NAMES, SourceEntry, format_generation_file_name
 
 # Larger stores are sampled: 4 million lengths take 50 ms.
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
@@ -78,7 +78,7 @@ class StoreOverview:
         more_sources: number of further input files.
         source_tokens: tokens of all input files.
         report: report of the newest generation that read inputs; None without one.
-        misses_report: whether that report is missing or damaged.
+        has_damaged_report: whether there is such a report and it cannot be read.
         quarantine: the first bad records.
         generations: the last generations up to the open one, newest first; empty for a store that has one.
     """
@@ -90,7 +90,7 @@ class StoreOverview:
     more_sources: int
     source_tokens: int
     report: PrepareReport | None
-    misses_report: bool
+    has_damaged_report: bool
     quarantine: QuarantineList
     generations: list[GenerationRow]
 
@@ -103,7 +103,7 @@ def make_overview(store: Store) -> StoreOverview:
     """
     lengths, estimated = _count_lengths(store)
     sources = store.manifest.sources if store.manifest else ()
-    report, misses_report = _read_newest_report(store)
+    report, has_damaged_report = _read_newest_report(store)
     return StoreOverview(
         facts=_list_facts(store),
         lengths=lengths,
@@ -112,7 +112,7 @@ def make_overview(store: Store) -> StoreOverview:
         more_sources=max(len(sources) - _MAX_SOURCES, 0),
         source_tokens=sum(source.tokens for source in sources),
         report=report,
-        misses_report=misses_report,
+        has_damaged_report=has_damaged_report,
         quarantine=_read_quarantine(store),
         generations=_list_generations(store),
     )
@@ -186,13 +186,15 @@ def _count_lengths(store: Store) -> tuple[list[LengthBar], bool]:
 def _read_newest_report(store: Store) -> tuple[PrepareReport | None, bool]:
     """Return the report of the newest generation that read inputs.
 
-    Also return whether it is missing or damaged.
+    Also return whether it is damaged.
     """
     if store.manifest is None or store.location.is_remote:
         return None, False
     numbers = [entry.number for entry in store.manifest.all_history if entry.has_inputs]
-    report = read_report(store.path, numbers[-1]) if numbers else None
-    return report, bool(numbers) and report is None
+    if not numbers:
+        return None, False
+    report = read_report(store.path, numbers[-1])
+    return report, report is None and (store.path / format_generation_file_name(REPORT_NAME, numbers[-1])).exists()
 
 
 def _read_quarantine(store: Store) -> QuarantineList:

@@ -46,7 +46,6 @@ def _make_environment(*, standalone: bool) -> Environment:
         "counted": format_count,
         "size": format_size,
         "percent": format_percent,
-        "last_part": lambda path: path.rstrip("/").rpartition("/")[2],
         "shorten": shorten,
         "runs": list_runs,
     }

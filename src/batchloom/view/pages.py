@@ -137,29 +137,32 @@ class Pages:
         files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
         choices: dict[str, Any] = {"files": files, "sides": list_sides(store), "media": _list_media(store)}
         choices |= {"modes": _SEARCH_MODES, "searched_tokens": MAX_SEARCHED_TOKENS}
+        fault = ""
         try:
-            found = _search(store, request)
+            results = _search(store, request)
         except InputError as error:
             # The reader corrects the form on the same page.
-            found = {"documents": [], "next_document": None, "parameters": _read_parameters(request), "start": ""}
-            return respond("documents.html.j2", {**values, **choices, **found, "fault": str(error)}, status=400)
-        return respond("documents.html.j2", {**values, **choices, **found, "fault": ""})
+            fault = str(error)
+            results = {"documents": [], "next_document": None, "parameters": _read_parameters(request), "start": ""}
+        status = 400 if fault else 200
+        return respond("documents.html.j2", {**values, **choices, **results, "fault": fault}, status=status)
 
     def show_more_documents(self, request: Request) -> Response:
         """Show further rows of the list, which the page appends."""
         store, values = self._open(request)
         values |= _search(store, request)
         here = make_address("/documents", values["selection"], values["parameters"], {"start": values["start"]})
-        # A reader who comes back from a document finds it again.
-        return respond("document_rows.html.j2", values, {"HX-Replace-Url": here} if values["documents"] else None)
+        # Back from a document leads to the part of a long search that has the first matches.
+        is_first = values["documents"] and "listed" not in request.query_params
+        return respond("document_rows.html.j2", values, {"HX-Replace-Url": here} if is_first else None)
 
     def show_document(self, request: Request) -> Response:
         """Show a part of a document as text or tokens, with its loss and its origin."""
         store, values = self._open(request)
         number = check_number(store, request.path_params["number"])
-        at, sought = read_number(request, "at", 0), request.query_params.get("find", "")
-        if sought and "at" not in request.query_params:
-            conditions = DocumentFilter(text=sought, regex=request.query_params.get("mode") == "regex")
+        at, text = read_number(request, "at", 0), request.query_params.get("find", "")
+        if text and "at" not in request.query_params:
+            conditions = DocumentFilter(text=text, regex=request.query_params.get("mode") == "regex")
             at = find_text(store, number, conditions)
         details = {
             **describe_document(store, number, at),
@@ -292,6 +295,7 @@ def _search(store: Store, request: Request) -> dict[str, Any]:
         "next_document": result.next_document,
         "parameters": _read_parameters(request),
         "start": start,
+        "is_text_search": bool(text) and mode in ("text", "regex"),
     }
 
 
@@ -322,11 +326,12 @@ def _list_documents(store: Store, numbers: Sequence[int], excerpts: Mapping[int,
 def _decode(store: Store, ids: Any) -> str:
     if store.manifest is None:
         return " ".join(map(str, ids[:16].tolist()))
+    tokenizer = store.tokenizer
     try:
-        text = decode_beginning(store.tokenizer, ids, _BEGINNING_TOKENS)
+        text = decode_beginning(tokenizer, ids, _BEGINNING_TOKENS)
     except TokenizerError:
-        # The others of the list can be shown.
-        return f"(damaged. {CHECK_REMEDY})"
+        # The ids of one document are damaged; the other documents can be shown.
+        return f"(damaged: {CHECK_REMEDY})"
     return " ".join(text.split())[:_BEGINNING_CHARACTERS]
 
 
@@ -387,7 +392,8 @@ def make_page_file(
     if document is None:
         return _render_overview(store)
     details = describe_document(store, check_number(store, document), 0, _FILE_TOKENS, embed=True)
-    return render_file("document.html.j2", {"store": store, "selection": {}, "as_tokens": False, **details})
+    values = {"store": store, "selection": {}, "as_tokens": False, "data_name": _name_data(store)}
+    return render_file("document.html.j2", {**values, **details})
 
 
 def make_notebook_html(value: object) -> str | None:
@@ -404,9 +410,16 @@ def make_notebook_html(value: object) -> str | None:
     return f'<iframe sandbox srcdoc="{escape(page)}" width="100%" height="420" frameborder="0"></iframe>'
 
 
+def _name_data(store: Store) -> str:
+    """Return the name of a store and its subset, without the folder that it is in."""
+    name = store.location.name.rstrip("/").rpartition("/")[2]
+    return f"{name}, subset {store.split}" if store.split else name
+
+
 def _render_overview(store: Store) -> str:
     values: dict[str, Any] = {
-        "heading": store.location.name,
+        "heading": _name_data(store),
+        "data_name": "",
         "target": None,
         "source": "",
         "selection": {},
@@ -417,6 +430,9 @@ def _render_overview(store: Store) -> str:
 
 def _render_step(plan: Plan, step: int, most: int, *, assumed: bool = False) -> str:
     values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan), "assumed": assumed}
+    stores = [store for store in plan.stores.values() if isinstance(store, Store)]
+    # The legend of a step names the sources of a mixture.
+    values["data_name"] = _name_data(stores[0]) if len(plan.stores) == len(stores) == 1 else ""
     return render_file("packing.html.j2", {**values, **describe_step(plan, step, 0, most)})
 
 
@@ -441,7 +457,13 @@ def _render_batch(batch: Batch) -> str:
         if hasattr(value, "shape")
     ]
     rows = _list_batch_rows(batch)
-    values: dict[str, Any] = {"batch": batch, "arrays": arrays, "rows": rows[:_NOTEBOOK_ROWS], "all_rows": len(rows)}
+    values: dict[str, Any] = {
+        "data_name": "",
+        "batch": batch,
+        "arrays": arrays,
+        "rows": rows[:_NOTEBOOK_ROWS],
+        "all_rows": len(rows),
+    }
     return render_file("batch.html.j2", values)
 
 

@@ -144,7 +144,7 @@ class PlanPages:
         values |= _draw_shares(plan, forecast, parameters["from"] or 0, last + 1)
         is_counted = self._target.has_counts(plan)
         if is_counted or not parameters["document"]:
-            values |= _find_document(plan, request, _limit_search(plan, forecast, done))
+            values |= _find_document(plan, request, _limit_search(plan, forecast, parameters["source"] or None, done))
         else:
             values |= {"served": (), "unserved": (), "search_fault": COUNTING_NOTE}
         step = read_number(request, "step", 0)
@@ -221,13 +221,13 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
     return [
         PlanChange(step, 100 * (step - first) / (stop - first), kind, text)
         for step, kind, text in sorted(changes)
-        if first <= step <= stop
+        if first <= step < stop or step == stop == forecast.steps
     ][:_LISTED_CHANGES]
 
 
-def _limit_search(plan: Plan, forecast: PlanForecast, done: int | None) -> int | None:
-    """Return the last step that a search for a document considers; None for all of the run."""
-    epochs = max((source.epochs for source in forecast.sources), default=0)
+def _limit_search(plan: Plan, forecast: PlanForecast, name: str | None, done: int | None) -> int | None:
+    """Return the last step to search for a document; None for the whole run."""
+    epochs = min((source.epochs for source in forecast.sources if name in (source.name, None)), default=0)
     last_step = choose_last_step(plan, done)
     if last_step is None and epochs > _SEARCHED_EPOCHS:
         return int(plan.steps * _SEARCHED_EPOCHS / epochs)

@@ -31,10 +31,10 @@ _DRAWN_ROWS, _LISTED_SPANS = 8, 4
 _SMOOTHINGS = (0, 10, 50, 200, 1000)
 _NEAR_STEPS, _USUAL_STEPS = 50, 25
 _SHARE_COLUMNS = 60
-# Seconds without a new line after which a log is not followed. Compiling a model takes minutes before the first step.
-_STILL_SECONDS = 600
-# An evaluation follows the last step.
-_FINISHED_SECONDS = 60
+# A log without a new line for so long is not followed. Compiling a model takes minutes before the first step.
+_FOLLOWED_SECONDS = 600
+# The last evaluation is written after the last step.
+_LAST_EVALUATION_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def list_step_facts(log: LogView, entry: Mapping[str, Any], index: int) -> list[
 def is_growing(log: LogView) -> bool:
     """Return whether the run may still write to its log."""
     is_finished = log.planned_steps is not None and len(log.steps) > 0 and log.steps[-1] >= log.planned_steps
-    return time.time() - log.written < (_FINISHED_SECONDS if is_finished else _STILL_SECONDS)
+    return time.time() - log.modified_at < (_LAST_EVALUATION_SECONDS if is_finished else _FOLLOWED_SECONDS)
 
 
 def find_nearest(steps: Ints, step: int) -> int | None:

@@ -186,10 +186,6 @@ class ViewSpec:
         Path | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")
     ] = None
 
-    def __post_init__(self) -> None:
-        """Raise SettingsError for a number out of its bounds."""
-        raise_problems(find_problems(self))
-
 
 def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
     """Return the pages of the data.
@@ -256,7 +252,7 @@ def _show_error(request: Request, error: Exception) -> Response:
             message = f"There is no page {request.url.path}."
     elif isinstance(error, TokenizerError):
         # The ids of a store fit its tokenizer, unless one of them is damaged.
-        message, status = f"{error} {CHECK_REMEDY}", 500
+        message, status = f"{error}. {CHECK_REMEDY}", 500
     elif isinstance(error, BatchloomError):
         if isinstance(error, StoreError | StateError | OSError):
             status = 500
@@ -280,7 +276,7 @@ def write_view(spec: ViewSpec, path: Path) -> str:
     """
     if _has_raw_inputs(spec):
         raise InputError(f"--out writes a page of prepared data. {_PREPARE_REMEDY}")
-    _check_choice(spec)
+    _check_spec(spec)
     target = _open_target(spec)
     target.require_data()
     choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
@@ -293,7 +289,8 @@ def write_view(spec: ViewSpec, path: Path) -> str:
     return f"the overview of {name}" if spec.document is None else f"document {spec.document:,} of {name}"
 
 
-def _check_choice(spec: ViewSpec) -> None:
+def _check_spec(spec: ViewSpec) -> None:
+    raise_problems(find_problems(spec))
     if spec.step is not None and spec.document is not None:
         raise InputError(f"Step {spec.step:,} and document {spec.document:,} have a page each: give one of them.")
 
@@ -309,7 +306,7 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         InputError: the port is taken, or the path cannot be shown.
         StoreError: a store is damaged.
     """
-    _check_choice(spec)
+    _check_spec(spec)
     pages, token = make_pages(spec), secrets.token_urlsafe(24)
     first_page = pages.first_page if spec.document is None else f"/document/{spec.document}"
     if spec.step is not None:

@@ -23,7 +23,7 @@ from batchloom.plan.packing import MAX_STEPS
 Floats = NDArray[np.float64]
 METRICS = ("loss", "tokens_per_s", "data_wait")
 _CHUNK_BYTES = 1 << 24
-# An axis can hold no range of larger numbers, and a logarithmic one no number below its inverse.
+# An axis cannot span larger numbers, and a logarithmic axis cannot show numbers below 1 / 1e300.
 _LARGEST_NUMBER = 1e300
 
 
@@ -90,7 +90,7 @@ class LogColumns:
 class LogView:
     """Columns of a log at one moment, as arrays; see ``LogColumns``.
 
-    ``written`` is the time of its last change, in seconds since 1970.
+    ``modified_at`` is the time of its last change, in seconds since 1970.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class LogView:
     starts: list[int]
     damaged_lines: list[int]
     planned_steps: int | None
-    written: float
+    modified_at: float
 
 
 def as_number(value: Any) -> float:
@@ -158,7 +158,8 @@ class StepLog:
         status, first_line = file.stat(), _read_first_line(file)
         is_same = first_line == self._first_line and status.st_size >= self._offset
         if self._kind != "batchloom" or not is_same or status.st_ino != self._stamp[0]:
-            # A resumed run replaces its log, and a run that begins anew may have the same inode.
+            # A resumed run replaces its log. The log of a run that begins anew may have the same inode; its first
+            # line differs, unless it has the settings of the run before.
             self._kind, self._first_line = "batchloom" if _is_own_entry(first_line) else "", first_line
             if self._kind or self._stamp != (status.st_ino, status.st_size, status.st_mtime_ns):
                 self._columns, self._offset, self._lines = LogColumns(), 0, 0
@@ -219,7 +220,7 @@ class StepLog:
             starts=sorted({*columns.starts}),
             damaged_lines=list(columns.damaged_lines),
             planned_steps=columns.planned_steps,
-            written=self._stamp[2] / 1e9,
+            modified_at=self._stamp[2] / 1e9,
         )
 
     def read_entry(self, step: int) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from batchloom.analysis import (
+    MissingDataError,
     PlanRequest,
     adopt_tables,
     apply_logged_edits,
@@ -279,13 +280,11 @@ class ViewTarget:
                 plan, saved = resolve_plan(request)
             else:
                 plan, saved = resolve_first_plan(request), None
+        except MissingDataError as error:
+            checkpoint = ["--checkpoint", str(data.checkpoint)] if data.checkpoint else []
+            command = shlex.join(["batchloom", "view", self.path, *checkpoint])
+            return RunPlan(None, fault=f"Name the data of the run: {command} --{error.option} {error.option.upper()}.")
         except (InputError, SettingsError) as error:
-            if isinstance(error, SettingsError) and data.store is None and data.mixture is None:
-                # The problem begins with what is missing: store or mixture.
-                name = error.problems[0].partition(":")[0]
-                checkpoint = ["--checkpoint", str(data.checkpoint)] if data.checkpoint else []
-                command = shlex.join(["batchloom", "view", self.path, *checkpoint])
-                return RunPlan(None, fault=f"Name the data of the run: {command} --{name} {name.upper()}.")
             return RunPlan(None, fault=str(error))
         plan = apply_logged_edits(plan, edits)
         position = int(saved.state["position"]) if saved else 0
@@ -350,7 +349,7 @@ class ViewTarget:
     def _make_plan(self, choice: PlanChoice) -> Plan:
         settings = asdict(choice)
         split = settings.pop("split")
-        # The open store has its tokenizer and its mapped files already.
+        # The open store has its tokenizer and its mapped files already; a mixture opens its stores again.
         data = self.open_store(_SINGLE, split) if self.kind == "store" else read_mixture(self.path)
         if isinstance(data, Mixture) and data.exhausted == "repeat" and choice.steps is None:
             settings["steps"] = _MIXTURE_STEPS

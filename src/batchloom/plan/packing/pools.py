@@ -314,10 +314,6 @@ class Pools:
         aligned_lengths = align_lengths(fitted_lengths, self._spec.align)
         return count_sequences(aligned_lengths, self._spec.seq_len, self._spec.packing)
 
-    def fit_pool(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
-        """Return the fitted lengths of a pool, int64 [N]."""
-        return self.fit_members(self.members(pool, max_documents))
-
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Return documents and block of each layer for the identity, if there are several."""
         layers = zip(self.layers, self.blocks, strict=True)

@@ -49,6 +49,7 @@ def read_source_texts(
     texts: dict[int, str] = {}
     if is_splittable(file, rules) and not is_ordered and source.kind not in COLUMNAR_KINDS:
         for record, offset in offsets.items():
+            # A damaged report may hold an offset behind the end of the part.
             rest = SourcePart(file, min(offset, part.stop), part.stop)
             for _, value in islice(_iter_records(rest, rules), 1):
                 texts[record] = _format_record(value, source)

@@ -172,7 +172,8 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
     number = names.index(file)
     records = sum(part.records for part in part_table.sources[number].parts)
     if not 0 <= record < records:
-        raise InputError(f"{file} has only {format_count(records, 'record')}.")
+        place = f"record {record:,} (line or row {record + 1:,})"
+        raise InputError(f"{file} has no {place}: {format_count(records, 'record')} of it were read.")
     parts = np.flatnonzero((part_table.numbers == number) & (part_table.preceding_records <= record))
     part = int(parts[part_table.preceding_records[parts] == part_table.preceding_records[parts].max()][-1])
     part_record = record - int(part_table.preceding_records[part])

@@ -111,7 +111,10 @@ def search_documents(
                 position = stop
         if len(matches) > most:
             # The next search begins with the first match that is left out.
-            return SearchResult(matches[:most], matches[most], excerpts)
+            kept = matches[:most]
+            return SearchResult(
+                kept, matches[most], {number: excerpts[number] for number in kept if number in excerpts}
+            )
         if position < len(store) and (len(matches) == most or time.monotonic() > deadline):
             return SearchResult(matches, position, excerpts)
     return SearchResult(matches, None, excerpts)
@@ -212,7 +215,7 @@ def find_text(store: Store, document: int, conditions: DocumentFilter) -> int:
     """Return a token shortly before the first match; 0 without one."""
     tokens = int(store.lengths.slice(document, document + 1)[0])
     for start in range(0, min(tokens, MAX_SEARCHED_TOKENS), _TOKENS_PER_WINDOW):
-        # Windows overlap, so that a match on a bound is found.
+        # Windows overlap, so that a match on a bound is found. An anchor of an expression may match where one starts.
         length = min(2 * _TOKENS_PER_WINDOW, tokens - start)
         ids = store.read(np.array([document]), np.array([start]), np.array([length]))[0]
         if _find_offsets([store.tokenizer.decode(ids).encode()], conditions)[0] >= 0:

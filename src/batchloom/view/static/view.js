@@ -35,12 +35,14 @@ document.addEventListener("click", (event) => {
 });
 
 // Find the text of a search in a document, also across the elements of its tokens.
-const sought = new URLSearchParams(location.search);
-if (sought.get("find") && sought.get("mode") !== "regex") window.find(sought.get("find"));
+const query = new URLSearchParams(location.search);
+if (query.get("find") && query.get("mode") !== "regex") window.find(query.get("find"));
 
 // A part of a page that cannot be shown says why, in its own place.
 function showFailure(part, message) {
-  (part.querySelector("td, p") ?? part).textContent = message;
+  const place = part.querySelector("[data-failure], td, p") ?? part;
+  place.hidden = false;
+  place.textContent = message;
 }
 document.addEventListener("htmx:responseError", (event) => {
   const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
