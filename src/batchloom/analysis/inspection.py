@@ -34,7 +34,6 @@ class PackingEfficiency:
         sequences: sequences of an epoch (an estimate unless ``exact``).
         fill: tokens / (sequences x seq_len), 0 to 1.
         cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
-        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out (estimates unless ``exact``).
         exact: whether every pool was packed; otherwise a few of them.
     """
 
@@ -42,9 +41,21 @@ class PackingEfficiency:
     sequences: int
     fill: float
     cut: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackingMeasure:
+    """Efficiency of a packing strategy, and what it leaves out.
+
+    Attributes:
+        efficiency: how full its sequences are.
+        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out (estimates as ``efficiency``).
+    """
+
+    efficiency: PackingEfficiency
     dropped: int
     lost: int
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +157,7 @@ def inspect(
         longest=int(lengths.max()),
         histogram=_compute_histogram(lengths),
         efficiencies=tuple(
-            measure_packing(store, packing=packing, seq_len=spec.seq_len) for packing in list_packings(store)
+            measure_packing(store, packing=packing, seq_len=spec.seq_len).efficiency for packing in list_packings(store)
         ),
         seq_len=spec.seq_len,
         left_out={
@@ -194,7 +205,7 @@ def list_packings(store: Store) -> list[str]:
     return [name for name in INSPECTED_PACKINGS if name not in CUTTING_STRATEGIES or not has_media(store)]
 
 
-def measure_packing(store: Store, *, packing: str, seq_len: int, most_pools: int = _SAMPLED_POOLS) -> PackingEfficiency:
+def measure_packing(store: Store, *, packing: str, seq_len: int, most_pools: int = _SAMPLED_POOLS) -> PackingMeasure:
     """Measure how full the sequences of a store would be, on a few of its pools.
 
     Args:
@@ -209,12 +220,11 @@ def measure_packing(store: Store, *, packing: str, seq_len: int, most_pools: int
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing, overlong=choose_default_overlong(store))
     order = Plan(store, spec).orders.order(0)
     statistics = measure_pools(order, most_pools)
-    return PackingEfficiency(
+    efficiency = PackingEfficiency(
         packing=spec.packing,
         sequences=round(statistics.sequences),
         fill=statistics.tokens / (statistics.sequences * spec.seq_len) if statistics.sequences else 0.0,
         cut=statistics.split / max(order.pools.documents, 1),
-        dropped=round(statistics.dropped),
-        lost=round(statistics.dropped_tokens),
         exact=statistics.exact,
     )
+    return PackingMeasure(efficiency, round(statistics.dropped), round(statistics.dropped_tokens))
