@@ -11,16 +11,19 @@ import multiprocessing.connection
 import multiprocessing.forkserver
 import os
 import runpy
+import secrets
 import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -89,11 +92,40 @@ def run_two_ranks(*command: object) -> str:
 
 def make_rank_environments(ranks: int = 2) -> list[dict[str, str]]:
     """Return per rank the environment variables of torch.distributed."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
     return [{**address, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def have_ended(pids: Sequence[int], seconds: float = 2.0) -> bool:
+    """Return whether processes end (or become zombies) within some seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(_is_alive, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def find_free_port() -> int:
+    """Find a port that a process can listen on a little later.
+
+    It is below the range from which the kernel takes the ports of connections, and above Ray's. The kernel could
+    give one of its range to another connection in between.
+    """
+    while True:
+        # The random module has the same seed in all processes of pytest.
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.batches.media import read_missing_media
 from batchloom.core.errors import DownloadError
 from batchloom.preparation.remote_prepare import _STORE_FILE
-from batchloom.remote import client, upload
+from batchloom.remote import client, remote_file, upload
 from batchloom.store import (
     MediaRows,
     StoreMedia,
@@ -260,7 +260,9 @@ def test_remote_media_tables_are_checked(s3, local, relay, tmp_path, no_retry_de
 
 
 def test_a_failing_server_is_no_missing_medium(local, relay, tmp_path, no_retry_delays, monkeypatch):
-    monkeypatch.setattr(client, "_MAX_ATTEMPTS", 2)
+    # In each attempt s3fs retries by itself, for two seconds.
+    for module in (client, remote_file):
+        monkeypatch.setattr(module, "_MAX_ATTEMPTS", 2)
     store = batchloom.open_store(URL, cache=tmp_path)
     relay.faults = [Fault("answer", "GET", ".blobs", times=10_000)]
     with pytest.raises(DownloadError):

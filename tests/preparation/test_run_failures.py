@@ -15,6 +15,7 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import ExecutionSettings, Progress, RunSettings, run_recipe
 from preparation.jobs import make_job, run_job, start_job, wait_for_job
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, read_texts, write_jsonl
+from processes import have_ended
 
 POOL = {"workers": 3}
 
@@ -241,7 +242,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, expected_fi
     out, err = process.communicate(timeout=30)
     assert time.monotonic() - start_time < 2
     assert (process.returncode, out, err) == (130, b"", b"")
-    assert not psutil.wait_procs(workers, 0.5)[1]
+    assert have_ended([worker.pid for worker in workers])
     assert "error" not in run_job({**job, "execution": {}})
     assert hash_store_files(tmp_path / "out") == expected_files
 

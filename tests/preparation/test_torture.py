@@ -18,6 +18,7 @@ import pytest
 from preparation.jobs import make_job, start_job, wait_for_job
 from preparation.stores import hash_store_files, write_jsonl
 from preparation.workers.ray_nodes import add_node, kill_node, ray_cluster
+from processes import have_ended
 
 RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "3"))
 CLEAN_STEPS = ["control", "whitespace", "pii", {"length": {"least_words": 4}}]
@@ -181,7 +182,7 @@ def run_with_kills(rng, job, run_size, ray=False):
                 new_kills, workers = disturb(rng, process, out, run_size, kills_left, ray)
                 report, kills_left = wait_for_job(process), kills_left - len(new_kills)
                 kills += new_kills
-                assert ray or have_ended(workers)
+                assert ray or have_ended([worker.pid for worker in workers])
                 if report is not None and "error" in report:
                     # All workers were killed before any of them was ready.
                     assert STARTUP_FAILURE in report["error"], report
@@ -201,12 +202,6 @@ def disturb(rng, process, out, run_size, max_kills, ray):
             if target not in ("workers", ""):
                 break
     return kills, workers
-
-
-def have_ended(processes, seconds=2.0):
-    """Return whether all processes end within some seconds."""
-    _, alive = psutil.wait_procs(processes, seconds)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("run", range(RUNS))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from batchloom.remote import client, remote_file
 from sources.web_server import serve
+from store.remote_stores import shorten_retry_delays
 
 
 @pytest.fixture
@@ -14,6 +14,5 @@ def web():
 
 @pytest.fixture
 def no_retry_delay(monkeypatch):
-    """Skip the delays between retries. Another test checks their length."""
-    monkeypatch.setattr(remote_file, "compute_backoff", lambda tries: 0)
-    monkeypatch.setattr(client, "compute_backoff", lambda tries: 0)
+    """Shorten the delays between retries. Another test checks their length."""
+    shorten_retry_delays(monkeypatch)

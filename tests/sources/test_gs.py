@@ -12,8 +12,6 @@ from batchloom import InputError, check, prepare
 from batchloom.core.errors import AccessError, DownloadError, InputMissingError
 from batchloom.remote import (
     RemoteFolder,
-    client,
-    remote_file,
     upload,
 )
 from batchloom.sources import list_sources
@@ -21,6 +19,7 @@ from preparation.s3_relay import Fault, run_relay
 from preparation.stores import hash_store_files, prepare_store
 from sources.source_reading import read_inputs
 from sources.web_server import Handler, serve
+from store.remote_stores import shorten_retry_delays
 
 # gcsfs reads this at import. Otherwise it looks up the bucket type by gRPC, which the emulator lacks.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -78,8 +77,7 @@ def gs(storage, monkeypatch):
         relay.behind = storage
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
-        monkeypatch.setattr(remote_file, "compute_backoff", lambda tries: 0)
-        monkeypatch.setattr(client, "compute_backoff", lambda tries: 0)
+        shorten_retry_delays(monkeypatch)
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield relay
         gcsfs.GCSFileSystem.clear_instance_cache()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 
 from batchloom.core.errors import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
+from processes import find_free_port
 from tokens.model_hub import serve_models
 
 SCRIPT = """
@@ -74,9 +74,7 @@ def test_from_the_hub_and_then_from_the_cache(hub_address, tmp_path, trained):
 
 
 def test_an_unreachable_hub_is_asked_once(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    results = resolve_in_new_process(tmp_path, ["org/none"], HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    results = resolve_in_new_process(tmp_path, ["org/none"], HF_ENDPOINT=f"http://127.0.0.1:{find_free_port()}")
     assert "not in the local Hub cache and the Hub cannot be reached" in results[0]
 
 

@@ -18,7 +18,7 @@ from batchloom.adapters.logging import read_log
 from batchloom.batches import BatchOptions
 from batchloom.cli import run_command_line as command
 from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state
-from processes import make_rank_environments, run_ranks, start_processes
+from processes import find_free_port, make_rank_environments, run_ranks, start_processes
 from sources.hub_server import serve_hub
 from train.elastic_worker import SEQ_LEN, decode_numbers, read_step_lines, select_surviving_lines, write_numbered
 from train.runs import long_conversations, small_store, wait_for_step
@@ -155,9 +155,7 @@ def test_a_run_resumes_with_other_workers_and_after_a_kill(tmp_path):
 def test_workers_join_are_killed_and_leave(numbered, tmp_path):
     (tmp_path / "heard").mkdir()
     command = make_worker_args(numbered, tmp_path, 10**6, "--save-interval", SAVE_INTERVAL)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
 
     def make_condition(world, old_pids):
         """Return a condition for steps of ``world`` new processes after a checkpoint.
@@ -258,9 +256,7 @@ def test_problems_name_the_options(capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_worker_without_its_peers_can_be_stopped(tmp_path, number):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(find_free_port())
     rank_variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     args = ["worker", "--dataset-type", "dummy", "--device", "cpu", "--out", str(tmp_path / "run")]
     environment = {**rank_variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

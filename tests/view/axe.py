@@ -17,12 +17,13 @@ def find_violations(page):
     return [(rule["id"], [node["html"][:120] for node in rule["nodes"]][:3]) for rule in result["violations"]]
 
 
-def check_accessibility(page, url, width, scheme):
-    """Open a page in a width and a colour scheme; it must break no rule and not be wider than the window."""
-    page.set_viewport_size({"width": width, "height": 800})
-    page.emulate_media(color_scheme=scheme)
-    page.goto(url)
-    page.wait_for_load_state("networkidle")
-    violations = find_violations(page)
-    assert not violations, violations
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, url
+def check_accessibility(page, url):
+    """Open a page, wide and narrow: it must break no rule in light and dark, and not be wider than the window."""
+    for width in (1280, 400):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(url)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert not find_violations(page), (width, scheme)

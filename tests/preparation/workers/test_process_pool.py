@@ -26,6 +26,7 @@ from preparation.workers.worker_tasks import (
     setup,
     slow_setup,
 )
+from processes import have_ended
 
 
 @pytest.mark.parametrize(
@@ -230,23 +231,6 @@ def start_coordinator(task, tmp_path):
         start_new_session=True,
     )
     return process, [int(process.stdout.readline()) for _ in range(2)]
-
-
-def have_ended(pids, seconds=5.0):
-    """Return whether processes end (or become zombies) within some seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and is_alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("kind", ["sleep in C", "write"])
