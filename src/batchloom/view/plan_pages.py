@@ -29,7 +29,7 @@ from batchloom.view.page_rendering import describe_choice, read_choice, read_num
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
 
 # A sample of the pools of a large store, which takes a tenth of a second.
-_SAMPLED_POOLS, _MAX_FORECASTS = 8, 8
+_SAMPLED_POOLS, _MAX_FORECASTS = 4, 8
 _WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
 # Further sources are drawn as one.
 _DRAWN_SOURCES = COLOURS
