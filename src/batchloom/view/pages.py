@@ -372,11 +372,11 @@ _FILE_TOKENS, _FILE_ROWS, _NOTEBOOK_ROWS = 1 << 16, 64, 8
 
 def make_page_file(
     target: ViewTarget, choice: PlanChoice, *, step: int | None = None, document: int | None = None
-) -> str:
-    """Return a page of a target as HTML that needs no other file.
+) -> tuple[str, str]:
+    """Return what a page of a target shows, and its HTML, which needs no other file.
 
     Args:
-        target: the data of the page.
+        target: the data of the page; of several stores the first is shown.
         choice: settings of the plan of a step.
         step: show the rows of this step.
         document: show this document. Without it and ``step``, show the overview.
@@ -387,13 +387,15 @@ def make_page_file(
     """
     if step is not None:
         plan = target.make_plan(choice)
-        return _render_step(plan, step, _FILE_ROWS, assumed=target.assumes_steps(plan, choice))
+        html = _render_step(plan, step, _FILE_ROWS, assumed=target.assumes_steps(plan, choice))
+        return f"step {step:,} of {redact_url(target.path)}", html
     store = target.open_store(target.source_names[0])
+    name = redact_url(target.path) if target.kind == "store" else store.location.name
     if document is None:
-        return _render_overview(store)
+        return f"the overview of {name}", _render_overview(store)
     details = describe_document(store, check_number(store, document), 0, _FILE_TOKENS, embed=True)
     values = {"store": store, "selection": {}, "as_tokens": False, "data_name": _name_data(store)}
-    return render_file("document.html.j2", {**values, **details})
+    return f"document {document:,} of {name}", render_file("document.html.j2", {**values, **details})
 
 
 def make_notebook_html(value: object) -> str | None:

@@ -27,7 +27,6 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting, find_problems, raise_problems
@@ -280,13 +279,9 @@ def write_view(spec: ViewSpec, path: Path) -> str:
     target = _open_target(spec)
     target.require_data()
     choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
-    write_file(path, make_page_file(target, choice, step=spec.step, document=spec.document).encode())
-    if spec.step is not None:
-        return f"step {spec.step:,} of {redact_url(target.path)}"
-    # Of a mixture or a run the page shows the first store.
-    is_store = target.kind == "store"
-    name = redact_url(target.path) if is_store else target.open_store(target.source_names[0]).location.name
-    return f"the overview of {name}" if spec.document is None else f"document {spec.document:,} of {name}"
+    content, html = make_page_file(target, choice, step=spec.step, document=spec.document)
+    write_file(path, html.encode())
+    return content
 
 
 def _check_spec(spec: ViewSpec) -> None:
