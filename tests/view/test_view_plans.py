@@ -217,17 +217,24 @@ def test_the_worker_of_a_step_is_that_of_a_dataloader(opened, address, mixture):
     opened.wait_for_url("**workers=2#ranks")
 
 
-def test_balance_is_explained_where_it_changes_the_cost(opened, address, mixture):
+def test_balance_is_offered_where_it_changes_the_cost(opened, address, mixture):
     options = BatchOptions(balance=True)
     loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, batch=options)
     measured = [loader.imbalance(step) for step in range(90)]
     changes = [f"{imbalance.in_order:.2f}" != f"{imbalance.actual:.2f}" for imbalance in measured]
-    for step in (changes.index(True), changes.index(False)):
+    sentence = opened.locator("#ranks p", has_text="attention cost")
+    for step in (changes.index(False), changes.index(True)):
         opened.goto(f"{address}{ADDRESS}&step={step}&ranks=4")
-        sentence = opened.locator("#ranks p", has_text="attention cost").inner_text()
-        assert f"is {measured[step].in_order:.2f} times the mean." in sentence
-        assert ("balance=True, the loader" in sentence) == changes[step]
-        assert sentence.endswith(f" {measured[step].actual:.2f} times.") == changes[step]
+        assert f"is {measured[step].in_order:.2f} times the mean." in sentence.inner_text()
+        assert sentence.get_by_role("link").count() == changes[step]
+    sentence.get_by_role("link", name=f"With balance=True: {measured[step].actual:.2f} times").click()
+    opened.wait_for_url("**balance=yes#ranks")
+    assert f"is {measured[step].actual:.2f} times the mean." in sentence.inner_text()
+    rows = opened.locator("#loads tbody td:nth-child(2)").all_inner_texts()
+    sequences = sorted(batchloom.explain(loader, step, text=0), key=lambda sequence: sequence.rank_row)
+    assert rows == [", ".join(str(s.row) for s in sequences if s.rank == rank) for rank in range(4)]
+    sentence.get_by_role("link", name=f"Without balance: {measured[step].in_order:.2f} times").click()
+    opened.wait_for_url(lambda url: "balance" not in url)
 
 
 def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address, mixture):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches import Loader, PlanOptions, read_mixture
+from batchloom.batches import Loader, PlanOptions, RowCosts, read_mixture
 from batchloom.batches.loading import (
     MAX_INLINE_POOLS,
     RawStream,
@@ -38,7 +38,7 @@ from batchloom.plan import (
     parse_assumed_stores,
     with_journal,
 )
-from batchloom.plan.order import SOURCE, AssumedStore, refuse_lane_order, sort_by_cost
+from batchloom.plan.order import SOURCE, AssumedStore, Costs, refuse_lane_order, sort_by_cost
 from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
 from batchloom.store import Store, open_store
 
@@ -654,13 +654,14 @@ def get_plan(data: Plan | Loader) -> Plan:
     return data
 
 
-def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
+def assign_step_ranks(data: Plan | Loader, step: int, world_size: int, *, balance: bool = False) -> Ints:
     """Return the data-parallel rank of each row of a step, int64 [global_batch_size].
 
     Args:
         data: a plan, or a loader, whose ``balance`` and ``uneven`` apply.
         step: the step.
         world_size: number of data-parallel ranks.
+        balance: assign the rows of a plan by their costs.
 
     Raises:
         PlanError: the world size does not divide the step.
@@ -670,25 +671,34 @@ def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
     size, lanes = stop - start, plan.spec.lanes
     uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
     check_world(size, 0, world_size, uneven)
-    if isinstance(data, Loader) and data.spec.balance and world_size > 1:
-        return deal_balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
+    if world_size > 1 and (costs := _measure_balanced_costs(data, step, balance=balance)) is not None:
+        return deal_balanced(costs, world_size)
     if lanes > 1 and lanes % world_size == 0:
         return plan.run.lanes_of(start, stop) % world_size
     return deal_contiguous(size, world_size)
 
 
-def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
+def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints, *, balance: bool = False) -> Ints:
     """Return the rows of a step rank by rank, those of each rank in batch order.
 
     Args:
         data: a plan, or a loader.
         step: the step.
         row_ranks: rank of each row, int64 [global_batch_size].
+        balance: as for :func:`assign_step_ranks`.
     """
-    if isinstance(data, Loader) and data.spec.balance and row_ranks.any():
-        order = sort_by_cost(data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step))))
+    if row_ranks.any() and (costs := _measure_balanced_costs(data, step, balance=balance)) is not None:
+        order = sort_by_cost(costs)
         return order[np.argsort(row_ranks[order], kind="stable")]
     return np.argsort(row_ranks, kind="stable")
+
+
+def _measure_balanced_costs(data: Plan | Loader, step: int, *, balance: bool) -> Costs | None:
+    """Return the costs by which the rows of a step are assigned; None if they are dealt in order."""
+    plan, row_costs = get_plan(data), RowCosts()
+    if isinstance(data, Loader):
+        balance, row_costs = data.spec.balance, data.costs
+    return row_costs.of(plan, plan.rows(*plan.positions_of(step))) if balance else None
 
 
 def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:

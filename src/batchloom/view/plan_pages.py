@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,10 +24,13 @@ from batchloom.analysis import (
     sort_by_rank,
 )
 from batchloom.core.errors import BatchloomError, InputError
-from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
+from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs
+from batchloom.plan.packing import Rows
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
 from batchloom.view.page_rendering import describe_choice, read_choice, read_number, respond
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
+
+Ints = NDArray[np.int64]
 
 # A sample of the pools of a large store, which takes a tenth of a second.
 _SAMPLED_POOLS, _MAX_FORECASTS = 4, 8
@@ -121,6 +125,7 @@ class PlanPages:
             "ranks": read_number(request, "ranks", 0) or None,
             "rank": read_number(request, "rank", 0) or None,
             "workers": read_number(request, "workers", 0) or None,
+            "balance": "yes" if request.query_params.get("balance") else "",
         }
         done = self._target.count_done_steps()
         end = max(done or 0, 1) if is_endless(plan) else forecast.steps
@@ -290,46 +295,38 @@ def _assign_worker(request: Request, step: int, begun: int) -> dict[str, Any]:
 def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
     """Return the rows of each rank in a step, and the drawn rows of one."""
     step, chosen = read_number(request, "step", 0), read_number(request, "rank", 0)
+    balance = bool(request.query_params.get("balance"))
     size = plan.spec_at(step).global_batch_size
     world_size = read_number(request, "ranks", 0, 1) or next(count for count in (8, 4, 2, 1) if size % count == 0)
     values: dict[str, Any] = {"step": step, "world_size": world_size, "loads": [], "ranks_fault": ""}
     try:
-        row_ranks = assign_step_ranks(plan, step, world_size)
-        order = sort_by_rank(plan, step, row_ranks)
-        counts = np.bincount(row_ranks, minlength=world_size)
-        rows_by_rank = [rows.tolist() for rows in np.split(order, np.cumsum(counts)[:-1])]
+        row_ranks = assign_step_ranks(plan, step, world_size, balance=balance)
+        other_ranks = assign_step_ranks(plan, step, world_size, balance=not balance)
+        order = sort_by_rank(plan, step, row_ranks, balance=balance)
         if chosen >= world_size:
             raise InputError(f"There is no rank {chosen:,}: ranks run from 0 to {world_size - 1:,}.")
-        drawn = draw_rows(plan, step, rows_by_rank[chosen][:_DRAWN_ROWS])
-        loads, imbalance = _measure_loads(plan, step, rows_by_rank)
+        rows_by_rank = np.split(order, np.searchsorted(row_ranks[order], np.arange(1, world_size)))
+        drawn = draw_rows(plan, step, rows_by_rank[chosen][:_DRAWN_ROWS].tolist())
+        rows = plan.rows(*plan.positions_of(step))
     except BatchloomError as error:
         return {**values, "ranks_fault": str(error)}
+    costs = compute_row_costs(rows)
     return {
         **values,
         "chosen": chosen,
         "drawn": drawn,
-        "loads": loads[:_LISTED_RANKS],
-        "largest_cost": max(load.cost for load in loads),
-        "imbalance": imbalance,
+        "loads": _measure_loads(rows, costs, rows_by_rank[:_LISTED_RANKS], max(costs.sum() / world_size, 1.0)),
+        "imbalance": compute_imbalance(costs, row_ranks, world_size),
+        "other_imbalance": compute_imbalance(costs, other_ranks, world_size),
         "source_colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
     }
 
 
-def _measure_loads(
-    plan: Plan, step: int, rows_by_rank: Sequence[list[int]]
-) -> tuple[list[RankLoad], tuple[float, float]]:
-    """Return the load of each rank, and the imbalance without and with ``balance``."""
-    rows = plan.rows(*plan.positions_of(step))
-    costs, spans = compute_row_costs(rows), np.diff(rows.pointers)
-    ends = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
-    tokens, world_size = np.diff(ends), len(rows_by_rank)
-    ranks = np.zeros(len(tokens), np.int64)
-    for rank, own in enumerate(rows_by_rank):
-        ranks[own] = rank
-    mean = max(float(costs.sum()) / world_size, 1.0)
-    loads = [
-        RankLoad(rank, own, int(tokens[own].sum()), int(spans[own].sum()), float(costs[own].sum()) / mean)
+def _measure_loads(rows: Rows, costs: Ints, rows_by_rank: Sequence[Ints], mean_cost: float) -> list[RankLoad]:
+    """Return the loads of ranks, from the costs of all rows of a step and the rows of each rank."""
+    spans = np.diff(rows.pointers)
+    tokens = np.diff(np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers])
+    return [
+        RankLoad(rank, own.tolist(), int(tokens[own].sum()), int(spans[own].sum()), costs[own].sum() / mean_cost)
         for rank, own in enumerate(rows_by_rank)
     ]
-    balanced = deal_balanced(costs, world_size)
-    return loads, (compute_imbalance(costs, ranks, world_size), compute_imbalance(costs, balanced, world_size))
