@@ -211,7 +211,9 @@ def _open_target(spec: ViewSpec) -> ViewTarget:
     run_data = RunData(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
     target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data)
     if run_data != RunData() and target.kind != "run":
-        raise InputError(f"--store, --mixture and --checkpoint give the data of a run, and {spec.data[0]} is none.")
+        raise InputError(
+            f"--store, --mixture and --checkpoint belong to a run: {spec.data[0]} is no folder or log of one."
+        )
     return target
 
 
