@@ -694,7 +694,7 @@ def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints, *, balance: bo
 
 
 def _measure_balanced_costs(data: Plan | Loader, step: int, *, balance: bool) -> Costs | None:
-    """Return the costs by which the rows of a step are assigned; None if they are dealt in order."""
+    """Return the costs by which rows are assigned to ranks; None without balance."""
     plan, row_costs = get_plan(data), RowCosts()
     if isinstance(data, Loader):
         balance, row_costs = data.spec.balance, data.costs

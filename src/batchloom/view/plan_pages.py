@@ -323,7 +323,7 @@ def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
 
 
 def _measure_loads(rows: Rows, costs: Ints, rows_by_rank: Sequence[Ints], mean_cost: float) -> list[RankLoad]:
-    """Return the loads of ranks, from the costs of all rows of a step and the rows of each rank."""
+    """Return the load of each rank, from the rows of a step and their costs."""
     spans = np.diff(rows.pointers)
     tokens = np.diff(np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers])
     return [
