@@ -38,12 +38,16 @@ def wait_until(condition):
 
 def test_fetching_goes_on_after_errors_that_pass_and_logs_them_once(stores, caplog):
     loader = Loader(stores["a"], seq_len=TOKENS, global_batch_size=ROWS, rank=0, world_size=1, output="numpy")
-    faults, tried = {2, 9}, []
+    faults, tried, reached = {2, 9}, [], [-1]
 
     def rows(step):
+        begun = reached[-1]
         tried.append(step)
         if step in faults:
             faults.remove(step)
+            if step == 9:
+                # The next step is reached before the error.
+                assert wait_until(lambda: reached[-1] > begun)
             raise InputError("s3://bucket answered 503 eight times.")
         positions = np.arange(step * ROWS, (step + 1) * ROWS)
         return loader.plan.rows(int(positions[0]), int(positions[-1]) + 1), positions
@@ -53,7 +57,8 @@ def test_fetching_goes_on_after_errors_that_pass_and_logs_them_once(stores, capl
         with caplog.at_level(logging.WARNING, "batchloom"):
             for step in range(30):
                 fetching.reach(step)
-                # After an error the thread waits until the next step is reached.
+                reached.append(step)
+                # After an error the thread goes on once the next step is reached.
                 assert wait_until(lambda step=step: max(tried, default=-1) >= step), step
     finally:
         fetching.end()

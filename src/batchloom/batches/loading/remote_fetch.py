@@ -70,6 +70,8 @@ class RemotePrefetcher:
         self._ahead = min(_LOOKAHEAD_TOKENS // share, self._room // _CACHE_SHARE)
         self._together = min(_GROUP_TOKENS // share, self._ahead // 2)
         self._at = self._needed = self._waits_for = first
+        # Step that was being made when the current fetch began.
+        self._needed_at_fetch = first
         self._rows_by_step: dict[int, StepRows] = {}
         self._turn = threading.Condition()
         self._ended = self._warned = False
@@ -141,7 +143,7 @@ class RemotePrefetcher:
                     # A single step that fits the cache may always come next.
                     self._waits_for = min(self._waits_for, group.stop - 2)
                 if self._needed >= self._waits_for:
-                    self._at = group.stop
+                    self._at, self._needed_at_fetch = group.stop, self._needed
                     return group
                 self._turn.wait()
             return None
@@ -174,9 +176,9 @@ class RemotePrefetcher:
 
     def _wait_for_next_step(self, start: int) -> None:
         with self._turn:
-            needed, self._at = self._needed, start
-            self._waits_for = needed + 1
-            while not self._ended and self._needed == needed:
+            self._at = start
+            self._waits_for = self._needed_at_fetch + 1
+            while not self._ended and self._needed < self._waits_for:
                 self._turn.wait()
 
     def _fetch(self, group: range) -> bool:
