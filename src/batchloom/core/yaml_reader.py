@@ -16,6 +16,7 @@ _MAX_BYTES = 32 << 20
 # Values with every alias followed: a few lines of aliases to aliases can expand to billions.
 _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 64
+_TOO_DEEP = f"lists and mappings are nested more than {_MAX_DEPTH} deep"
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge", "value")}
 _LIST_REMEDY = "write datasets: and a list into it"
@@ -74,7 +75,7 @@ def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
         mark = error.problem_mark or error.context_mark
         raise _make_error(name, mark, f"not valid YAML: {context}{error.problem}") from None
     except RecursionError:
-        raise RecordError(name, None, None, f"lists and mappings are nested more than {_MAX_DEPTH} deep") from None
+        raise RecordError(name, None, None, _TOO_DEEP) from None
 
 
 def _parse_json(text: str, name: str) -> Any:
@@ -134,6 +135,12 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
+        # The time of PyYAML's scanner grows with the square of the depth.
+        if self.flow_level == _MAX_DEPTH:
+            raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
+        super().fetch_flow_collection_start(token_class)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         self.flatten_mapping(node)
         return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
@@ -178,7 +185,7 @@ class _NodeChecker:
         if size > _MAX_VALUES:
             raise self._error(node, f"more than {_MAX_VALUES:,} values, aliases followed; write fewer")
         if depth > _MAX_DEPTH:
-            raise self._error(node, f"lists and mappings are nested more than {_MAX_DEPTH} deep")
+            raise self._error(node, _TOO_DEEP)
         self._measured[id(node)] = size, depth
         return size, depth
 
