@@ -242,7 +242,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, expected_fi
     out, err = process.communicate(timeout=30)
     assert time.monotonic() - start_time < 2
     assert (process.returncode, out, err) == (130, b"", b"")
-    assert have_ended([worker.pid for worker in workers])
+    assert have_ended([worker.pid for worker in workers], 0.5)
     assert "error" not in run_job({**job, "execution": {}})
     assert hash_store_files(tmp_path / "out") == expected_files
 
