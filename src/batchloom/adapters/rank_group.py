@@ -4,6 +4,7 @@ from batchloom.adapters.requirements import TORCH, require_installed
 
 require_installed(TORCH)
 
+import functools
 import json
 import os
 import signal
@@ -22,10 +23,6 @@ from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 # The timeout must exceed the time of preparing the data.
 _COLLECTIVE_TIMEOUT = timedelta(days=30)
-# When the last reference to a gloo group is freed, torch joins the group's threads while it holds the GIL. A thread
-# that frees the tensors of its last collective waits for the GIL, so the process would never end. Models and the
-# tracebacks of failed collectives hold such references after the group was destroyed, so groups are never freed.
-_RETAINED_GROUPS: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +89,7 @@ class RankGroup:
                 work()
             return
         with self.collective_errors():
-            # Other collectives keep their timeout of minutes, because it reveals a rank that hangs.
-            group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
-            _RETAINED_GROUPS.append(group)
+            group = _make_patient_group(dist.group.WORLD)
         if work is not None:
             work()
         with self.collective_errors():
@@ -103,6 +98,19 @@ class RankGroup:
     def broadcast_local_path(self, path: str) -> str:
         """Broadcast ``path`` from the first rank of each machine to its other ranks."""
         return str(self.all_gather(path)[self.rank - self.local_rank])
+
+
+# When the last reference to a gloo group is freed, torch joins the group's threads while it holds the GIL. A thread
+# that frees the tensors of its last collective waits for the GIL, so the process would never end. Models and the
+# tracebacks of failed collectives hold such references after the group was destroyed. This cache frees no group.
+@functools.cache
+def _make_patient_group(_world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return the group of all ranks whose collectives wait while a rank works.
+
+    Other collectives keep their timeout of minutes, because it reveals a rank that hangs.
+    """
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+    return group
 
 
 def _is_collective_error(error: RuntimeError) -> bool:
@@ -183,7 +191,8 @@ def join_ranks(
             "Start all ranks with torchrun, and make sure that this address is reachable."
         ) from error
     try:
-        _RETAINED_GROUPS.append(dist.group.WORLD)
+        # The ranks meet here once: while they make a group, a rank that waits for a killed one does not notice it.
+        _make_patient_group(dist.group.WORLD)
         ranks = RankGroup(rank, world_size, local_rank, torch_device)
         yield ranks
         ranks.wait()
