@@ -112,12 +112,15 @@ class RemotePrefetcher:
                 if not self._fetch(group):
                     return
             except BatchloomError as error:
+                if self._ended:
+                    return
                 if not self._warned:
                     self._warned = True
                     FETCH_LOG.warning(
                         "The next steps could not be fetched ahead: %s Each step is fetched when it is needed, which "
                         "is slower; fetching ahead is tried again with every step.",
-                        error,
+                        # The traceback of the error holds the loader, and handlers may keep the record.
+                        str(error),
                     )
                 self._wait_for_next_step(group.start)
                 steps = 1
