@@ -282,11 +282,10 @@ def find_cache_folder() -> Path:
     """Return batchloom's folder in the user's cache, which may not exist."""
     cache = os.environ.get("XDG_CACHE_HOME")
     if not cache:
-        try:
-            cache = str(Path.home() / ".cache")
-        except RuntimeError:
-            # The user of a container may have neither HOME nor an account.
-            cache = f"{os.environ.get('TMPDIR', '/tmp')}/cache-{os.getuid()}"  # noqa: S108 - has no other place
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises without HOME and account
+        # A service or the user of a container may have no home: nobody expects one to appear.
+        has_home = home.is_absolute() and home.is_dir()
+        cache = str(home / ".cache") if has_home else f"{os.environ.get('TMPDIR', '/tmp')}/cache-{os.getuid()}"  # noqa: S108 - no other place
     return Path(cache) / "batchloom"
 
 
