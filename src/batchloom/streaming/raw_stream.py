@@ -487,9 +487,10 @@ class Stream:
             if share
         ]
         _LOG.info(
-            "%r: %s per rank; up to two pools of %s documents per lane are in memory, %s in total on this rank. "
+            "%s: %s per rank; up to two pools of %s documents per lane are in memory, %s in total on this rank. "
             "Duplicates are not removed%s.",
-            self,
+            # Handlers may keep the record, and with the stream itself its temporary folder.
+            repr(self),
             format_count(workers, "worker") if workers else "no worker",
             f"{self.spec.pool_size:,}",
             f"{2 * lane_count * self.spec.pool_size:,}",
