@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(P
 # Processes that tests start read compiled modules instead of compiling them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slow golden mutants lint docs bench clean
+.PHONY: demo test test-all test-slow golden explore mutants lint docs bench clean
 
 demo: .venv/.demo
 	$(BIN)/batchloom demo
@@ -32,6 +32,10 @@ test-slow: .venv/.test
 # Bytes of stores, plans, batches, states and outputs against what earlier versions gave.
 golden: .venv/.test
 	$(BIN)/python -m pytest -q tests/golden
+
+# Search for inputs that break a property, with new seeds: make explore MINUTES=20.
+explore: .venv/.test
+	$(BIN)/python tests/explore.py --minutes $(or $(MINUTES),20)
 
 # Plant faults one by one, and see that a test fails for each: make mutants ARGS="--list".
 mutants: .venv/.test

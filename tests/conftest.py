@@ -11,13 +11,18 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import record
 import tiers
+
+pytest_plugins = ["leaks"]
 
 # Without bytecode files each process that a test starts would compile all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Test files run in parallel, and models this small are slower on two threads.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A thread would send facts of the process to a hub, which no test reaches.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # DataLoader workers are forked. MKL's allocator deadlocks in them if a thread was inside it during the fork.
 os.environ["MKL_DISABLE_FAST_MM"] = "1"
 # fsync takes most of the time of a small store, and a RAM disk has room for stores of this size.
@@ -42,14 +47,17 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs in the slow tier only")
     tiers.tier = config.getoption("--tier")
-    # No deadline: the duration of an example depends on the load of the machine.
+    # No deadline: the duration of an example depends on the load of the machine. The examples are the same in every
+    # run, so that no run fails by chance; `make explore` searches among others.
     hypothesis.settings.register_profile(
         "suite",
         deadline=None,
+        derandomize=tiers.tier != "properties",
         max_examples=tiers.examples(100),
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("suite")
+    record.register(config)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -79,9 +87,19 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Return the folder of real inputs; skip the test without one."""
-    folder = os.environ.get("BATCHLOOM_REAL_DATA")
+    return _get_folder("BATCHLOOM_REAL_DATA", "real inputs")
+
+
+@pytest.fixture(scope="session")
+def real_tokenizers() -> Path:
+    """Return the folder of published tokenizers; skip the test without one."""
+    return _get_folder("BATCHLOOM_REAL_TOKENIZERS", "published tokenizers")
+
+
+def _get_folder(variable: str, content: str) -> Path:
+    folder = os.environ.get(variable)
     if not folder or not Path(folder).is_dir():
-        pytest.skip("BATCHLOOM_REAL_DATA names no folder: real inputs are not here")
+        pytest.skip(f"{variable} names no folder: {content} are not here")
     return Path(folder)
 
 
@@ -108,20 +126,23 @@ def s3_client(s3_server):
 
 
 @pytest.fixture
-def s3(s3_server, s3_client, monkeypatch):
-    """Yield a client of an S3 server with one empty bucket, "bucket".
-
-    The environment variables point to the server.
-    """
+def s3_environment(s3_server, monkeypatch):
+    """Environment variables that point to the S3 server, and no client of an earlier test."""
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
     for name, value in zip(names, S3_IDENTITY.values(), strict=True):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    _forget_s3_clients()
+    yield
+    _forget_s3_clients()
+
+
+@pytest.fixture
+def s3(s3_server, s3_client, s3_environment):
+    """Return a client of an S3 server with one empty bucket, "bucket"."""
     urllib.request.urlopen(f"{s3_server}/moto-api/reset", data=b"").close()
     s3_client.create_bucket(Bucket="bucket")
-    _forget_s3_clients()
-    yield s3_client
-    _forget_s3_clients()
+    return s3_client
 
 
 def _forget_s3_clients():

@@ -14,6 +14,7 @@ import runpy
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -70,6 +71,24 @@ def run_module(module: str, *words: object, env: dict[str, str] | None = None) -
     """Run ``python -m module words...`` in a separate process."""
     with start_processes("-m", module, *words, environments=[env or {}]) as (process,):
         return process.wait()
+
+
+def run_python(
+    code: str, *words: object, missing: Sequence[str] = (), env: dict[str, str] | None = None
+) -> ProcessResult:
+    """Run Python code in a new process, in which some modules may be impossible to import.
+
+    In this process, what fails to import could stay half imported, and later tests would meet it.
+    """
+    prelude = f"import sys; sys.modules |= dict.fromkeys({list(missing)!r})\n" if missing else ""
+    command = [sys.executable, "-c", prelude + code, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    return ProcessResult(done.returncode, done.stdout, done.stderr)
+
+
+def run_without(modules: Sequence[str], code: str, *words: object) -> ProcessResult:
+    return run_python(code, *words, missing=modules)
 
 
 def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:

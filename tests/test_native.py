@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,9 +59,9 @@ def test_a_compiled_library_is_used(installation, caplog):
 @pytest.mark.parametrize("library", ["damaged", "other version", "other library"])
 def test_an_unusable_library_is_named_once_and_not_used(installation, caplog, library):
     source, find, use = installation
-    path = compile_library(source, source.parent)
+    path = get_library_path(source, source.parent)
     if library == "damaged":
-        path.write_bytes(path.read_bytes()[:100])
+        path.write_bytes(Path(sys.executable).read_bytes()[:100])
     else:
         version = "long batchloom_kernel_version(void) { return 1; }" if library == "other version" else ""
         other = source.parent / "other.c"

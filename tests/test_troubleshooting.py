@@ -2,10 +2,7 @@
 
 import builtins
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +13,13 @@ from batchloom.chat import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
 from batchloom.plan import Mesh
 from batchloom.preparation.units.units import CrashState, update_after_crash
-from batchloom.sources import list_sources
 from batchloom.store import WORK_NAME, compact_store
 from batchloom.testing import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
 from batchloom.train import RunFolder
 from chat.conftest import make_metaspace_tokenizer
 from preparation.stores import write_jsonl
+from processes import run_python
 from single_settings import make_loader
 from sources.hub_server import serve_hub
 
@@ -49,11 +46,6 @@ def open_edited_manifest():
 def load_utf16_file():
     Path("in.jsonl").write_text('{"text": "a"}\n', "utf-16")
     load_jsonl_file("in.jsonl")
-
-
-def list_without_libraries(patch):
-    patch.setitem(sys.modules, "huggingface_hub", None)
-    list_sources(["org/other"])
 
 
 def prepare_without_tool_calls():
@@ -134,12 +126,6 @@ def lock_run_twice():
         pass
 
 
-def make_loader_without_torch(patch):
-    store = write_store("s", [[1, 2, 3]] * 9)
-    patch.setitem(sys.modules, "torch", None)
-    batchloom.Loader(store, seq_len=4, global_batch_size=1)
-
-
 def drop_overlong_document():
     store = write_store("s", [[1, 2, 3], [1] * 9])
     next(iter(batchloom.Loader(store, seq_len=4, global_batch_size=1, overlong="drop", prefetch=0)))
@@ -151,54 +137,52 @@ def read_foreign_ids():
 
 
 CASES = {
-    "JSONL file not found: ...": lambda _: prepare("no.jsonl"),
-    "There is no file or folder ...": lambda _: prepare("nowhere"),
-    "... is empty: it has 0 bytes": lambda _: (Path("a.txt").touch(), prepare("a.txt")),
-    "Invalid JSON on line 5 in ...": lambda _: load_jsonl_file(write_broken_lines(1, 4)),
-    "JSON file must contain a list of objects": lambda _: (
+    "JSONL file not found: ...": lambda: prepare("no.jsonl"),
+    "There is no file or folder ...": lambda: prepare("nowhere"),
+    "... is empty: it has 0 bytes": lambda: (Path("a.txt").touch(), prepare("a.txt")),
+    "Invalid JSON on line 5 in ...": lambda: load_jsonl_file(write_broken_lines(1, 4)),
+    "JSON file must contain a list of objects": lambda: (
         Path("a.json").write_text('{\n"a": 1}'), prepare("a.json")),
-    "... bad records in the first ..., more than --max-bad 0.1% allows": lambda _: prepare(
+    "... bad records in the first ..., more than --max-bad 0.1% allows": lambda: prepare(
         write_broken_lines(50, 50)),
-    "no schema fits": lambda _: (
+    "no schema fits": lambda: (
         write_jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
-    "this is UTF-16, not UTF-8": lambda _: load_utf16_file(),
-    "No documents were made from ... records": lambda _: (
+    "this is UTF-16, not UTF-8": load_utf16_file,
+    "No documents were made from ... records": lambda: (
         write_jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
-    "pip install datasets transformers": list_without_libraries,
-    "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
+    "there is no tokenizer '...'": lambda: resolve_tokenizer("gtp2"),
     "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
-        lambda _: choose_template("chatml", {}, {}, "bytes")),
-    "template ... leaves out tool calls of turn ...": lambda _: prepare_without_tool_calls(),
-    "it spells a control token that cannot be distinguished from the template's own": lambda _: spell_control_token(),
-    "No training shards found in ...": lambda _: (
+        lambda: choose_template("chatml", {}, {}, "bytes")),
+    "template ... leaves out tool calls of turn ...": prepare_without_tool_calls,
+    "it spells a control token that cannot be distinguished from the template's own": spell_control_token,
+    "No training shards found in ...": lambda: (
         Path("d").mkdir(), GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", "d")),
-    "There is no store at ...": lambda _: (
+    "There is no store at ...": lambda: (
         Path("notes.txt").write_text("text"), batchloom.open_store("notes.txt")),
-    "is an unfinished store; give its prepare command again to continue": lambda _: open_unfinished_store(),
+    "is an unfinished store; give its prepare command again to continue": open_unfinished_store,
     "dataset_metadata.json was changed or damaged: its checksum is ..., and its content has ...": (
-        lambda _: open_edited_manifest()),
-    "holds unfinished work of another job": lambda _: change_unfinished_job(),
-    "the worker that processed it ... times; give workers more memory": lambda _: exclude_deadly_record(),
-    "holds a finished store of another job": lambda _: prepare_other_job_again(),
-    "not a multiple of the 4 of uint32": lambda _: load_narrow_ids(),
-    "holds token id ...; the tokenizer has ids 0 to ...": lambda _: read_foreign_ids(),
-    "has no documents in subset 'val'": lambda _: batchloom.open_store(
+        open_edited_manifest),
+    "holds unfinished work of another job": change_unfinished_job,
+    "the worker that processed it ... times; give workers more memory": exclude_deadly_record,
+    "holds a finished store of another job": prepare_other_job_again,
+    "not a multiple of the 4 of uint32": load_narrow_ids,
+    "holds token id ...; the tokenizer has ids 0 to ...": read_foreign_ids,
+    "has no documents in subset 'val'": lambda: batchloom.open_store(
         write_store("s", [[1]]).path, "val"),
-    "was compacted away when generation ... was made": lambda _: open_compacted_generation(),
-    "The state was made on generation ... is open": lambda _: load_state_of_another_generation(),
-    "cannot be divided evenly among ... ranks": lambda _: make_small_loader(world_size=4),
-    "rows of a step ... cannot be cut into micro-batches of ...": lambda _: make_small_loader(
+    "was compacted away when generation ... was made": open_compacted_generation,
+    "The state was made on generation ... is open": load_state_of_another_generation,
+    "cannot be divided evenly among ... ranks": lambda: make_small_loader(world_size=4),
+    "rows of a step ... cannot be cut into micro-batches of ...": lambda: make_small_loader(
         world_size=2, micro_batch_size=3),
-    "processes cannot form a mesh": lambda _: make_small_loader(world_size=3, mesh=Mesh(tensor=2)),
-    "labels: the model shifts 'aligned' labels": lambda _: make_small_loader(
+    "processes cannot form a mesh": lambda: make_small_loader(world_size=3, mesh=Mesh(tensor=2)),
+    "labels: the model shifts 'aligned' labels": lambda: make_small_loader(
         world_size=2, mesh=Mesh(context=2), labels="aligned"),
-    "each document into ... in the varlen form, but align is ...": lambda _: make_small_loader(
+    "each document into ... in the varlen form, but align is ...": lambda: make_small_loader(
         world_size=2, mesh=Mesh(context=2), form="varlen"),
-    "The state belongs to another plan": lambda _: load_state_of_another_plan(),
-    "is in use by process ... write over each other's checkpoints": lambda _: lock_run_twice(),
-    "output='torch' needs torch, which is not installed": make_loader_without_torch,
-    "leaves ... of ... documents": lambda _: drop_overlong_document(),
-    "No sequence can be made of ... documents": lambda _: next(iter(batchloom.Loader(
+    "The state belongs to another plan": load_state_of_another_plan,
+    "is in use by process ... write over each other's checkpoints": lock_run_twice,
+    "leaves ... of ... documents": drop_overlong_document,
+    "No sequence can be made of ... documents": lambda: next(iter(batchloom.Loader(
         write_store("s", [[1] * 9]), seq_len=4, global_batch_size=1, overlong="drop"))),
 }  # fmt: skip
 HUB_CASES = {
@@ -207,14 +191,21 @@ HUB_CASES = {
     "asks for permission: accept its terms": ("org/gated", {}),
     "has no split '...'": ("org/plain/val", {}),
 }
-LIST_SOURCES_CODE = """
+# Package that is not installed, and code that needs it.
+MISSING_CASES = {
+    "pip install datasets transformers": ("huggingface_hub", "list_sources(['org/other'])"),
+    "output='torch' needs torch, which is not installed": (
+        "torch", "batchloom.Loader(write_store('s', [[1]]), seq_len=4, global_batch_size=1)"),
+}  # fmt: skip
+CATCHING_CODE = """
 import json, sys
-from batchloom.core.errors import BatchloomError
+import batchloom
 from batchloom.sources.listing import list_sources
-for name in sys.argv[1:]:
+from batchloom.testing import write_store
+for code in sys.argv[1:]:
     try:
-        list_sources([name])
-    except BatchloomError as error:
+        exec(code)
+    except batchloom.BatchloomError as error:
         print(json.dumps([[base.__name__ for base in type(error).__mro__], str(error)]))
 """
 
@@ -228,7 +219,7 @@ def make_pattern(sentence):
 
 
 def test_every_sentence_has_its_case():
-    assert set(read_documented_kinds()) == set(CASES) | set(HUB_CASES)
+    assert set(read_documented_kinds()) == {*CASES, *HUB_CASES, *MISSING_CASES}
 
 
 @pytest.mark.parametrize("sentence", CASES)
@@ -236,19 +227,15 @@ def test_the_code_reports_the_sentence(sentence, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     kind = read_documented_kinds()[sentence]
     if kind == "a warning":
-        CASES[sentence](monkeypatch)
+        CASES[sentence]()
         assert re.search(make_pattern(sentence), caplog.text)
         return
     if kind == "in quarantine":
-        assert re.search(make_pattern(sentence), CASES[sentence](monkeypatch))
+        assert re.search(make_pattern(sentence), CASES[sentence]())
         return
     kind = json.JSONDecodeError if kind == "json.JSONDecodeError" else getattr(builtins, kind)
-    # Restore the modules before fixtures and plugins that use them are torn down.
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(kind, match=make_pattern(sentence)) as caught,
-    ):
-        CASES[sentence](patch)
+    with pytest.raises(kind, match=make_pattern(sentence)) as caught:
+        CASES[sentence]()
     assert isinstance(caught.value, batchloom.BatchloomError)
 
 
@@ -263,12 +250,21 @@ def test_list_sources_reports_the_sentences_of_the_hub(tmp_path):
         for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
             names = {sentence: name for sentence, (name, variables) in HUB_CASES.items() if variables == environment}
             hub_environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), **environment}
-            result = subprocess.run(
-                [sys.executable, "-c", LIST_SOURCES_CODE, *names.values()],
-                capture_output=True, text=True, env=os.environ | hub_environment,
-            )  # fmt: skip
-            assert result.returncode == 0, result.stderr
-            errors = map(json.loads, result.stdout.splitlines())
-            for sentence, (kinds, message) in zip(names, errors, strict=True):
-                assert re.search(make_pattern(sentence), message)
-                assert read_documented_kinds()[sentence] in kinds
+            codes = [f"list_sources([{name!r}])" for name in names.values()]
+            check_sentences(names, run_python(CATCHING_CODE, *codes, env=hub_environment))
+
+
+@pytest.mark.parametrize("sentence", MISSING_CASES)
+def test_the_code_reports_a_missing_package(sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    package, code = MISSING_CASES[sentence]
+    check_sentences([sentence], run_python(CATCHING_CODE, code, missing=[package]))
+
+
+def check_sentences(sentences, result):
+    """Check the errors that a process printed."""
+    assert result.returncode == 0, result.stderr
+    for sentence, line in zip(sentences, result.stdout.splitlines(), strict=True):
+        kinds, message = json.loads(line)
+        assert re.search(make_pattern(sentence), message)
+        assert read_documented_kinds()[sentence] in kinds

@@ -1,20 +1,21 @@
 """Tiers of the suite: the tests to run and the number of examples of a property.
 
 The fast tier is for runs before a commit. The slow tier holds tests marked ``slow``, and
-every property again with more examples; ``--slice K/N`` runs one of N equal parts of it.
+every property again with more examples; ``--slice K/N`` runs one of N equal parts of it. The tier "properties" holds
+these alone, with examples that differ in every run; see ``explore.py``.
 """
 
 import zlib
 
-TIERS = ("fast", "slow", "all")
-_FAST_SHARE = 4
+TIERS = ("fast", "slow", "all", "properties")
+_FAST_SHARE = 8
 
 # conftest.py sets this from ``--tier`` before test modules are imported.
 tier = "fast"
 
 
 def examples(count: int) -> int:
-    """Return the number of examples in this tier, of ``count`` in the slow one."""
+    """Return the number of examples in this tier, of ``count`` in the others."""
     return max(5, count // _FAST_SHARE) if tier == "fast" else count
 
 
@@ -33,6 +34,8 @@ def is_in_tier(name: str, *, slow: bool, is_property: bool) -> bool:
     """
     if name == "fast":
         return not slow
+    if name == "properties":
+        return is_property
     return name == "all" or slow or is_property
 
 

@@ -29,5 +29,5 @@ if __name__ == "__main__":
             attach(accelerator, loader)
         accelerator._dataloaders.clear()
     attach(accelerator, loader)
+    # Nothing destroys the groups: torch joins their threads while it holds the GIL, and a thread may wait for it.
     dist.barrier()
-    dist.destroy_process_group()

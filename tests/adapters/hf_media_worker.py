@@ -1,6 +1,6 @@
-"""One of two processes of a Trainer on a store with media.
+"""Two processes of a Trainer on a store with media.
 
-``torchrun hf_media_worker.py STORE MODEL OUT``
+``hf_media_worker.py STORE MODEL OUT``
 """
 
 import json
@@ -10,19 +10,18 @@ from pathlib import Path
 from transformers import AutoModelForMultimodalLM
 
 import batchloom
-from adapters.test_hugging_face import get_losses, make_args
-from adapters.test_hugging_face_media import STEPS, TWO_RANK_SIZES, RecordingTrainer
+from adapters.forked_ranks import fork_second_rank
+from adapters.hf_runs import MEDIA_RANK_SIZES, MEDIA_STEPS, InputRecordingTrainer, get_losses, make_args
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.examples.job import adamw
 
 
-def main(data: str, folder: str, out: str) -> None:
+def main(data: str, out: str, model) -> None:
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    args = make_args(out, max_steps=STEPS, **sizes)
-    loader = batchloom.Loader(batchloom.open_store(data), **TWO_RANK_SIZES, steps=STEPS)
+    args = make_args(out, max_steps=MEDIA_STEPS, **sizes)
+    loader = batchloom.Loader(batchloom.open_store(data), **MEDIA_RANK_SIZES, steps=MEDIA_STEPS)
     parts = make_trainer_parts(loader, args)
-    model = AutoModelForMultimodalLM.from_pretrained(folder)
-    trainer = RecordingTrainer(
+    trainer = InputRecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -39,4 +38,7 @@ def main(data: str, folder: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    data, folder, out = sys.argv[1:]
+    model = AutoModelForMultimodalLM.from_pretrained(folder)
+    with fork_second_rank():
+        main(data, out, model)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import batchloom
-from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, RecordingTrainer, make_args, make_trainer
+from adapters.hf_runs import STEPS, make_args
+from adapters.test_hugging_face import HELD_OUT, SIZES, RecordingTrainer, make_trainer
 from batchloom.adapters import compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.core.errors import TrainError

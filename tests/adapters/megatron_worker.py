@@ -1,4 +1,4 @@
-"""One of two Megatron ranks: micro-batches under each parallelism.
+"""Two Megatron ranks: micro-batches under each parallelism.
 
 Writes ``rank_N.pt`` for tests/adapters/test_megatron.py: per layout the micro-batches and other results.
 """
@@ -15,6 +15,7 @@ from batchloom import BatchloomError
 warnings.simplefilter("ignore")
 from megatron.core import num_microbatches_calculator as calc, parallel_state
 
+from adapters.forked_ranks import fork_second_rank
 from batchloom.adapters import megatron
 from batchloom.batches import BatchOptions
 
@@ -152,9 +153,10 @@ def main(data, folder):
     results = {name: run_layout(store, name, folder, rank) for name in LAYOUTS}
     results["refusals"] = collect_errors(store)
     torch.save(results, f"{folder}/rank_{rank}.pt")
+    # Nothing destroys the groups: torch joins their threads while it holds the GIL, and a thread may wait for it.
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with fork_second_rank():
+        main(*sys.argv[1:])

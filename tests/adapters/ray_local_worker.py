@@ -14,6 +14,7 @@ import torch
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 
+from adapters.forked_ranks import fork_second_rank
 from adapters.test_ray_train import make_worker_settings, run_train_worker
 from batchloom import StateError
 from batchloom.adapters import ray_train
@@ -68,7 +69,7 @@ def train_loop(folder):
     run_train_worker(make_worker_settings(folder))
 
 
-if __name__ == "__main__":
+def main(folder):
     for call in (
         ray_train.get_rank_and_world_size,
         ray_train.load_restored_state,
@@ -78,4 +79,9 @@ if __name__ == "__main__":
             call()
     # Without workers Ray trains in the calling process.
     scaling = ScalingConfig(num_workers=0)
-    TorchTrainer(train_loop, train_loop_config=Path(sys.argv[1]), scaling_config=scaling).fit()
+    TorchTrainer(train_loop, train_loop_config=folder, scaling_config=scaling).fit()
+
+
+if __name__ == "__main__":
+    with fork_second_rank():
+        main(Path(sys.argv[1]))

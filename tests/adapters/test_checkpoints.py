@@ -1,13 +1,12 @@
 """Checkpoints are renamed when complete and replace earlier ones of their step."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from batchloom.adapters.checkpoints import find_newest_checkpoint, writing_checkpoint
 from batchloom.examples.job import Job
+from processes import start_processes
 
 # For each N: ends a process, as a kill does, just before the N-th rename or removal.
 KILLED_SCRIPT = """
@@ -41,12 +40,11 @@ for folder in sys.argv[1:]:
 
 def test_a_kill_while_a_checkpoint_is_replaced_loses_neither(tmp_path):
     folders = [tmp_path / str(number) for number in range(1, 12)]
-    subprocess.run(
-        [sys.executable, "-c", KILLED_SCRIPT, *map(str, folders)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=True,
-        timeout=120,
-    )
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_SCRIPT)
+    with start_processes(script, *folders) as (process,):
+        result = process.wait()
+    assert result.returncode == 0, result.stderr
     for folder in folders:
         contents = {path.parent.name: path.read_text() for path in folder.glob("*/weights")}
         assert contents.get("checkpoint-3") == "new" or "old" in contents.values(), (folder, contents)

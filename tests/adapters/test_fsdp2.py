@@ -107,12 +107,15 @@ def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_pa
     assert load_newest_fsdp2(tmp_path, *longer.parts) == longer.loader.next_step == last - 1
 
 
-def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
-    job = {"data": str(store.path), **SIZES, "batch_size": 1, "save_every": 4}
-    plain = {**job, "out": str(tmp_path / "plain"), "steps": 12}
+@pytest.mark.parametrize(
+    "stops", [((2, 2), (4, 1)), pytest.param(((4, 2), (8, 1), (12, 2)), marks=pytest.mark.slow)], ids=["", "back"]
+)
+def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path, stops):
+    job = {"data": str(store.path), **SIZES, "batch_size": 1, "save_every": 2}
+    plain = {**job, "out": str(tmp_path / "plain"), "steps": stops[-1][0]}
     expected_losses = run_warm("pytorch", plain, tmp_path / "p").losses
     losses, first_step = [], 0
-    for stop, processes in ((4, 2), (8, 1), (12, 2)):
+    for stop, processes in stops:
         run = run_warm(
             "fsdp2",
             {**job, "out": str(tmp_path / "out"), "steps": stop, "resume": bool(first_step)},

@@ -126,9 +126,10 @@ def stack_with_mask(sequences):
 
 
 def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
-    expected = make_trainer(store, tmp_path / "a")
+    sizes = {"max_steps": 2, "save_strategy": "no"}
+    expected = make_trainer(store, tmp_path / "a", **sizes)
     expected.train()
-    plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=6))
+    plan = batchloom.Plan(store, batchloom.PlanSpec(seq_len=64, global_batch_size=4, seed=42, steps=2))
     forms = {
         "records": make_small_records(),
         "plan": plan,
@@ -143,7 +144,7 @@ def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
             tmp_path / name,
             data,
             stack_rows if name == "collator" else None,
-            **(passes if name == "passes" else {}),
+            **{**sizes, **(passes if name == "passes" else {})},
         )
         run.train()
         assert [e["loss"] for e in run.log_history] == pytest.approx(
@@ -365,8 +366,11 @@ def test_the_smallest_valid_numbers_are_accepted(store, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "warmup"),
     [
-        *product(("linear", "cosine", "constant_with_warmup"), (0, 3, 0.25)),
-        ("constant", 0),
+        *(("linear", 3), ("cosine", 0.25), ("constant_with_warmup", 3), ("constant", 0)),
+        *(
+            pytest.param(kind, warmup, marks=pytest.mark.slow)
+            for kind, warmup in product(("linear", "cosine", "constant_with_warmup"), (0, 3, 0.25))
+        ),
     ],
 )
 def test_the_learning_rate_is_that_of_transformers(store, tmp_path, kind, warmup):
@@ -389,9 +393,10 @@ def test_the_learning_rate_is_that_of_transformers(store, tmp_path, kind, warmup
 def test_two_ranks_train_rank_0s_model_as_one_process_does(store, tmp_path):
     from transformers import LlamaForCausalLM
 
-    alone = make_trainer(store, tmp_path / "one", gradient_checkpointing=True)
+    sizes = {"max_steps": 3}
+    alone = make_trainer(store, tmp_path / "one", gradient_checkpointing=True, **sizes)
     alone.train()
-    settings = {**SMALL, "gradient_accumulation_steps": 1}
+    settings = {**SMALL, **sizes, "gradient_accumulation_steps": 1}
     run_two_ranks(
         Path(__file__).with_name("fsdp2_worker.py"),
         *(store.path, tmp_path / "two", json.dumps(settings)),

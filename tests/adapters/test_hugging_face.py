@@ -20,8 +20,9 @@ from processes import run_two_ranks
 transformers = pytest.importorskip("transformers")
 trl = pytest.importorskip("trl")
 
-from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerFast, Trainer
 
+from adapters.hf_runs import STEPS, get_losses, make_args
 from batchloom.adapters import TokenLoss, compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.adapters.hugging_face.trainer_objects import TrainerBatching
@@ -36,7 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
 SIZES = {"seq_len": 32, "global_batch_size": 8}
-STEPS = 6
 NAMES = ("input_ids", "labels", "position_ids")
 HELD_OUT = {"seq_len": 32, "global_batch_size": 4, "packing": "none"}
 
@@ -63,22 +63,6 @@ def masked(tmp_path_factory):
 
 def make_loader(store, **settings):
     return batchloom.Loader(store, **group_settings({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1)
-
-
-def make_args(folder, kind=TrainingArguments, **settings):
-    defaults = {
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "max_steps": STEPS,
-        "train_sampling_strategy": "sequential",
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0,
-        "logging_steps": 1,
-        "save_steps": 2,
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-    return kind(str(folder), **{**defaults, **settings})
 
 
 class RecordingTrainer(Trainer):
@@ -111,10 +95,6 @@ def micro_batches(loader, first=0):
     return [part for step in range(first, STEPS) for part in loader[step].split(2)]
 
 
-def get_losses(trainer):
-    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(store, tmp_path_factory):
     trainer = make_trainer(store, tmp_path_factory.mktemp("hf") / "run")
@@ -122,8 +102,15 @@ def uninterrupted(store, tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize("skip", [False, True], ids=["skipping", "ignore_data_skip"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "skip"),
+    [
+        pytest.param(0, True, id="0-ignore_data_skip"),
+        pytest.param(1, False, id="1-skipping"),
+        pytest.param(0, False, id="0-skipping", marks=pytest.mark.slow),
+        pytest.param(2, True, id="2-ignore_data_skip", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resume_goes_on_exactly_and_reads_nothing_again(store, uninterrupted, tmp_path, skip, workers, monkeypatch):
     settings = {"ignore_data_skip": skip, "dataloader_num_workers": workers}
     trainer = make_trainer(store, tmp_path, **settings)
@@ -359,8 +346,8 @@ def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
 
 def test_a_cache_that_was_turned_on_is_turned_off(store, tmp_path):
     cached, plain = (
-        make_trainer(store, tmp_path / "cached"),
-        make_trainer(store, tmp_path / "plain"),
+        make_trainer(store, tmp_path / "cached", max_steps=1),
+        make_trainer(store, tmp_path / "plain", max_steps=1),
     )
     cached.model.config.use_cache = True
     cached.train()

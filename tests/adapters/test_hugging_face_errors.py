@@ -18,7 +18,8 @@ trl = pytest.importorskip("trl")
 
 from transformers import TrainerCallback
 
-from adapters.test_hugging_face import make_args, make_loader, make_trainer
+from adapters.hf_runs import make_args
+from adapters.test_hugging_face import make_loader, make_trainer
 from batchloom.adapters import requirements
 from batchloom.adapters.hugging_face import make_trainer_parts
 
@@ -120,7 +121,7 @@ def test_a_state_that_holds_nothing_is_refused(store, tmp_path):
 def test_eager_attention_requires_an_additive_mask(store, tmp_path):
     model = tiny_model(store)
     model.set_attn_implementation("eager")
-    args = make_args(tmp_path)
+    args = make_args(tmp_path, max_steps=1)
     parts = make_trainer_parts(make_loader(store), args, form=add_dense_mask)
     with pytest.raises(TrainError, match=r"partial\(add_dense_mask, additive='float32'\)"):
         make_trainer(store, tmp_path, model=model, parts=parts).train()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import batchloom
-from adapters.test_hugging_face import get_losses, make_args
+from adapters.hf_runs import MEDIA_RANK_SIZES, MEDIA_STEPS as STEPS, InputRecordingTrainer, get_losses, make_args
 from batchloom import SettingsError
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.adapters.hugging_face.trainer_objects import _find_media_problems
@@ -17,7 +17,7 @@ from batchloom.batches import add_image_masks
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw
 from media.models import MODELS, TEXT_WINDOW, make_model, select_model_inputs
-from processes import run_two_ranks
+from processes import make_rank_environments, start_processes
 from train.families import Families
 
 transformers = pytest.importorskip("transformers")
@@ -29,21 +29,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
 SIZES = {"seq_len": 320, "global_batch_size": 2}
-STEPS = 4
-TWO_RANK_SIZES = {"seq_len": 320, "global_batch_size": 4, "packing": "none"}
 
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
-
-
-class RecordingTrainer(transformers.Trainer):
-    """Trainer that records the inputs of its loss."""
-
-    def compute_loss(self, model, inputs, **settings):
-        self.__dict__.setdefault("recorded", []).append(dict(inputs))
-        return super().compute_loss(model, inputs, **settings)
 
 
 def make_trainer(family, name, folder, form=None, loader=None, model=None, **settings):
@@ -52,7 +42,7 @@ def make_trainer(family, name, folder, form=None, loader=None, model=None, **set
     args = make_args(folder, **{**sizes, "max_steps": STEPS, **settings})
     parts = make_trainer_parts(loader, args, form=form)
     model = model or make_model(name, family.made)
-    return RecordingTrainer(
+    return InputRecordingTrainer(
         model,
         args,
         train_dataset=parts.dataset,
@@ -90,7 +80,14 @@ def train_with_torch(family, name, form, steps):
 FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
 
 
-@pytest.mark.parametrize(("name", "workers"), [("llava", 0), ("qwen2_vl", 1), ("gemma3", 1), ("qwen2_audio", 0)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("llava", 0),
+        ("gemma3", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen2_vl", 1), ("qwen2_audio", 0))),
+    ],
+)
 def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name, workers):
     family, form = families[name], FORMS.get(name)
     trainer = make_trainer(family, name, tmp_path, form, dataloader_num_workers=workers)
@@ -112,7 +109,9 @@ def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, na
     assert list(get_losses(trainer).values()) == pytest.approx(train_with_torch(family, name, form, STEPS), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("llava", "gemma3") else pytest.mark.slow) for name in MODELS]
+)
 def test_the_cache_is_off_in_the_language_model_too(families, tmp_path, name):
     """Evaluation without training calls no callback before its first batch."""
     family, loader = (
@@ -183,13 +182,16 @@ def test_settings_that_do_not_go_with_media_are_reported_at_once(families, tmp_p
 
 def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     family = families["llava"]
-    loaders = [batchloom.Loader(family.store, **TWO_RANK_SIZES, rank=rank, world_size=2) for rank in (0, 1)]
+    loaders = [batchloom.Loader(family.store, **MEDIA_RANK_SIZES, rank=rank, world_size=2) for rank in (0, 1)]
     has_media = [["pixel_values" in loader.batch(step) for loader in loaders] for step in range(STEPS)]
     assert {True, False} in map(set, has_media)
     worker = Path(__file__).with_name("hf_media_worker.py")
-    run_two_ranks(worker, family.store.path, family.folder, tmp_path / "two")
+    args = [worker, family.store.path, family.folder, tmp_path / "two"]
+    with start_processes(*args, environments=make_rank_environments()[:1]) as (process,):
+        result = process.wait()
+    assert result.returncode == 0, result.stderr
     two_rank_losses = json.loads((tmp_path / "two/losses.json").read_text())
-    loader = batchloom.Loader(family.store, **TWO_RANK_SIZES, steps=STEPS, rank=0, world_size=1)
+    loader = batchloom.Loader(family.store, **MEDIA_RANK_SIZES, steps=STEPS, rank=0, world_size=1)
     one_rank_trainer = make_trainer(family, "llava", tmp_path / "one", loader=loader, gradient_accumulation_steps=4)
     one_rank_trainer.train()
     assert two_rank_losses == pytest.approx(list(get_losses(one_rank_trainer).values()), rel=1e-3)

@@ -50,13 +50,17 @@ def build_position_blind(name):
     return build_model(name, **POSITION_BLIND[name])
 
 
-@pytest.mark.parametrize("name", POSITION_BLIND)
+# test_accelerate_users_have_the_same_check has all of them.
+BY_TIER = [pytest.param(name, marks=[] if name in ("Bloom", "Mamba") else pytest.mark.slow) for name in POSITION_BLIND]
+
+
+@pytest.mark.parametrize("name", BY_TIER)
 def test_hugging_face_refuses_a_model_that_ignores_positions(store, tmp_path, name):
     with pytest.raises(TrainError, match="see each other|takes no position_ids"):
         make_trainer(store, tmp_path, model=build_position_blind(name)).train()
 
 
-@pytest.mark.parametrize("name", POSITION_BLIND)
+@pytest.mark.parametrize("name", BY_TIER)
 def test_fsdp2_refuses_a_model_that_ignores_positions(store, tmp_path, name):
     args = FSDP2Arguments(output_dir=str(tmp_path), max_steps=2, max_length=64, use_cpu=True)
     with pytest.raises(BatchloomError, match="see each other"):

@@ -11,7 +11,7 @@ import batchloom
 from batchloom import Edit, InputError, StateError
 from batchloom.testing import write_store
 from oracles import build_gpt_dataset, import_megatron as theirs
-from processes import run_two_ranks
+from processes import make_rank_environments, start_processes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -36,7 +36,10 @@ def store(tmp_path_factory):
 def ranks(store, tmp_path_factory):
     """Results of two ranks for all layouts."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_two_ranks(Path(__file__).with_name("megatron_worker.py"), store.path, folder)
+    worker = Path(__file__).with_name("megatron_worker.py")
+    with start_processes(worker, store.path, folder, environments=make_rank_environments()[:1]) as (process,):
+        result = process.wait()
+    assert result.returncode == 0, result.stderr
     return [torch.load(folder / f"rank_{rank}.pt") for rank in (0, 1)]
 
 

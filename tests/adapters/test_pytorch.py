@@ -1,6 +1,7 @@
 import copy
 import pickle
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import batchloom
+from adapters.small_stores import start_fork_server
 from batchloom import StateError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Augment
@@ -49,7 +51,7 @@ def expected(store):
     return [batch["input_ids"].clone() for batch in build_loader(store)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
 def test_workers_augment_as_their_loader_does(store, expected, dataset_class, workers):
     noisy = build_loader(store, augment=Augment(noise_prob=0.3))
@@ -66,7 +68,7 @@ def test_a_workers_state_of_other_augmentation_is_refused(store):
         LoaderIterable(build_loader(store)).load_state_dict(noisy.state_dict())
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 3))])
 @pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
 def test_the_same_batches_for_any_number_of_workers(store, expected, dataset_class, workers):
     loader = build_loader(store)
@@ -76,7 +78,7 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, dataset_cla
     assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
 @pytest.mark.parametrize(
     "options",
@@ -104,9 +106,11 @@ def test_a_share_of_a_step_is_the_same_in_workers(store, dataset_class, workers,
             )
 
 
-def test_spawned_workers_too(store, expected):
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_that_receive_the_loader_as_a_pickle(store, expected, method):
+    start_fork_server()
     loader = DataLoader(
-        LoaderIterable(build_loader(store)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+        LoaderIterable(build_loader(store)), batch_size=None, num_workers=1, multiprocessing_context=method
     )
     assert all(torch.equal(a, b["input_ids"]) for a, b in zip(expected, loader, strict=True))
 
@@ -118,7 +122,7 @@ def test_a_loaded_loader_state_carries_into_any_number_of_workers(store, expecte
         next(iterator)
     state = loader.state_dict()
     iterator.close()
-    for workers in (0, 3):
+    for workers in (0, 2):
         resumed = build_loader(store)
         resumed.load_state_dict(state)
         actual = [b["input_ids"] for b in DataLoader(LoaderIterable(resumed), batch_size=None, num_workers=workers)]
@@ -134,14 +138,24 @@ def make_stateful_dataloader(data, workers, persistent):
     return StatefulDataLoader(data, batch_size=None, num_workers=workers, persistent_workers=persistent)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True), (3, False)])
-def test_stateful_dataloader_goes_on_after_any_step(store, expected, workers, persistent):
+@pytest.mark.parametrize(
+    ("workers", "persistent", "steps"),
+    [
+        (0, False, range(STEPS - 1)),
+        (2, True, (0, 3)),
+        *(
+            pytest.param(*modes, range(STEPS - 1), marks=pytest.mark.slow)
+            for modes in ((1, False), (2, True), (3, False))
+        ),
+    ],
+)
+def test_stateful_dataloader_goes_on_after_any_step(store, expected, workers, persistent, steps):
     first = make_stateful_dataloader(LoaderIterable(build_loader(store)), workers, persistent)
     states = [first.state_dict() for _ in first]
     assert len(states) == STEPS
-    for step, state in enumerate(states[:-1]):
+    for step in steps:
         resumed = make_stateful_dataloader(LoaderIterable(build_loader(store)), workers, persistent)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[step])
         iterator = iter(resumed)
         assert torch.equal(next(iterator)["input_ids"], expected[step + 1])
         if step in (0, 6):
@@ -178,9 +192,18 @@ def test_the_state_is_that_of_the_batch_received_last(store, expected, path, pre
     assert loader.state_dict()["position"] == 8 * STEPS
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+@pytest.mark.parametrize(
+    ("dataset_class", "workers", "persistent"),
+    [
+        (LoaderIterable, 1, True),
+        (LoaderDataset, 2, False),
+        *(
+            pytest.param(*modes, marks=pytest.mark.slow)
+            for modes in product((LoaderIterable, LoaderDataset), (1, 2, 3), (False, True))
+            if modes not in ((LoaderIterable, 1, True), (LoaderDataset, 2, False))
+        ),
+    ],
+)
 def test_a_state_that_workers_hide_is_refused(store, expected, dataset_class, workers, persistent):
     loader = build_loader(store)
     data = DataLoader(
@@ -229,7 +252,7 @@ def test_a_loader_is_pickled_and_copied_with_its_position(store, expected, make_
     assert loader.state_dict()["position"] == 8 * steps_taken
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
 def test_every_pass_starts_over(store, expected, workers, persistent):
     data = DataLoader(
         LoaderIterable(build_loader(store)),

@@ -69,7 +69,7 @@ def test_it_is_a_torchtitan_loader_of_the_plans_batches(store, rank, ranks):
 
 def test_a_state_after_any_step_goes_on_with_the_next(store):
     loader = build(store)
-    for number, _ in enumerate(loader, 1):
+    for number, _ in zip(range(1, 18), loader, strict=False):
         step = number // 4
         resumed = build(store)
         resumed.load_state_dict(loader.state_dict())

@@ -107,6 +107,7 @@ def test_the_examples_run_from_the_command_line(tokenizer_folder, tmp_path, name
     assert ("step    19  loss" in output) if name != "grpo_trainer" else output.strip().endswith("]")
 
 
+@pytest.mark.slow
 def test_dpo_trains_a_multimodal_model_with_the_features_of_the_store(tmp_path):
     from datasets import IterableDataset
     from trl import DPOConfig

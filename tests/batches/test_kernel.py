@@ -11,7 +11,7 @@ from batchloom import Mixture, Plan, PlanSpec
 from batchloom.batches import BatchOptions, PlanOptions, assemble_rows, assemble_varlen
 from batchloom.batches.assembly import get_kernel
 from batchloom.core.errors import SettingsError, StoreError
-from batchloom.core.native import KERNEL_SOURCE, compile_library, find_compiler, load_library
+from batchloom.core.native import KERNEL_SOURCE, compile_library, find_compiler, get_library_path, load_library
 from batchloom.store.format import encode_index
 from batchloom.testing import write_store
 from tiers import examples
@@ -23,7 +23,12 @@ SETTINGS = {"seq_len": 32, "global_batch_size": 4, "output": "numpy", "rank": 0,
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    return get_kernel(load_library(compile_library(KERNEL_SOURCE, tmp_path_factory.mktemp("kernel")), KERNEL_SOURCE))
+    try:
+        library = load_library(get_library_path(KERNEL_SOURCE, KERNEL_SOURCE.parent), KERNEL_SOURCE)
+    except OSError:
+        # None is installed, or one of another version of the source.
+        library = load_library(compile_library(KERNEL_SOURCE, tmp_path_factory.mktemp("kernel")), KERNEL_SOURCE)
+    return get_kernel(library)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
 from batchloom.batches.loading import loader_data, pool_tables as tables_module
 from batchloom.batches.producer_thread import PrefetchIterator
 from batchloom.testing import write_store
+from processes import run_without
 from tiers import examples
+from waiting import wait_until
 
 KEYS = ("input_ids", "labels", "position_ids")
 
@@ -315,9 +317,7 @@ def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(tmp_path
     first = "leaves out documents longer than seq_len 8; plan.left_out() counts them"
     assert first in caplog.records[0].getMessage()
     next(iterator)
-    deadline = time.monotonic() + 120
-    while len(caplog.records) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(caplog.records) >= 2, "the count of what is left out")
     assert "leaves 2 of 4 documents and 19 tokens" in caplog.records[1].getMessage()
 
 
@@ -332,13 +332,7 @@ def test_inspect_shows_what_would_be_left_out(tmp_path):
 
 
 def wait_for_producers():
-    """Wait for producer threads to end; return whether all did."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if not [t for t in threading.enumerate() if t.name == "batchloom-producer"]:
-            return True
-        time.sleep(0.01)
-    return False
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"], "producer threads end")
 
 
 class BuildError(RuntimeError):
@@ -356,20 +350,19 @@ def test_errors_arrive_in_order_and_the_thread_ends():
         for item in PrefetchIterator(build, int, 0, 2):
             items.append(item)  # noqa: PERF402 - items before the error count
     assert items == [0, 1, 2]
-    assert wait_for_producers()
+    wait_for_producers()
 
 
 def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
     built = []
     iterator = iter(PrefetchIterator(lambda n: built.append(n) or n, int, 0, 3))
     assert next(iterator) == 0
-    deadline = time.monotonic() + 120
-    while len(built) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.2)
+    wait_until(lambda: len(built) >= 3, "items made ahead")
+    # A thread without a bound would go on.
+    time.sleep(0.05)
     assert built in ([0, 1, 2, 3], [0, 1, 2])
     iterator.close()
-    assert wait_for_producers()
+    wait_for_producers()
 
 
 def test_items_come_in_order_from_both_threads():
@@ -434,13 +427,11 @@ def test_half_a_rank_is_refused(monkeypatch, variables):
         find_world()
 
 
-def test_torch_missing_is_one_sentence(monkeypatch, store):
-    import sys
-
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch", None)
-        with pytest.raises(ImportError, match=r"pip install 'batchloom\[train\]', or give output='numpy'"):
-            make_loader(store, output="torch")
+def test_torch_missing_is_one_sentence(store):
+    code = "import batchloom, sys; batchloom.Loader(batchloom.open_store(sys.argv[1]), seq_len=64, global_batch_size=4)"
+    result = run_without(["torch"], code, store.path)
+    assert result.returncode == 1
+    assert "pip install 'batchloom[train]', or give output='numpy'" in result.stderr.splitlines()[-1]
 
 
 def test_a_step_that_is_none(store):

@@ -149,9 +149,8 @@ def test_a_stream_has_the_weights_of_its_records(tmp_path):
         for n in range(200)
     ]
     write_jsonl(tmp_path / "in.jsonl", rows)
-    stream = batchloom.stream(
-        str(tmp_path / "in.jsonl"), tokenizer="bytes", seq_len=256, global_batch_size=2, steps=4, keep=tmp_path / "kept"
-    )
+    plan = {"seq_len": 256, "global_batch_size": 2, "steps": 4}
+    stream = batchloom.stream(str(tmp_path / "in.jsonl"), tokenizer="bytes", keep=tmp_path / "kept", workers=0, **plan)
     batches = list(batchloom.Loader(stream, output="numpy", rank=0, world_size=1))
     for batch in batches:
         weights, labels = batch["loss_weights"], batch["labels"]
@@ -165,9 +164,8 @@ def test_a_stream_has_the_weights_of_its_records(tmp_path):
 def test_a_stream_has_the_weights_of_its_texts(tmp_path):
     rows = [{"text": "ab"[n % 2] * 9, "weight": [0.5, 2][n % 2]} for n in range(400)]
     write_jsonl(tmp_path / "in.jsonl", rows)
-    stream = batchloom.stream(
-        str(tmp_path / "in.jsonl"), tokenizer="bytes", seq_len=64, global_batch_size=2, steps=4, keep=tmp_path / "kept"
-    )
+    plan = {"seq_len": 64, "global_batch_size": 2, "steps": 4}
+    stream = batchloom.stream(str(tmp_path / "in.jsonl"), tokenizer="bytes", keep=tmp_path / "kept", workers=0, **plan)
     for batch in batchloom.Loader(stream, output="numpy", rank=0, world_size=1):
         for letter, weight in ((b"a", 0.5), (b"b", 2)):
             # The first label of a document is not trained.

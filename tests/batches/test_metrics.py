@@ -2,10 +2,9 @@
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,9 @@ from batchloom.batches import METRICS, Batch, Meter, ModelCost, metrics as metri
 from batchloom.batches.metrics import MetricsExchange
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
-from processes import run_two_ranks
+from processes import run_two_ranks, start_processes
 from single_settings import make_loader
+from waiting import LIMIT_S, wait_until
 
 SEQ_LEN = 64
 WORKER = Path(__file__).with_name("meter_worker.py")
@@ -212,33 +212,41 @@ def test_masks_are_counted_in_this_ranks_labels_or_given(tmp_path):
     assert metrics["perf/trained_share"] == pytest.approx(all_trained / metrics["perf/tokens"])
 
 
-def test_the_wait_for_data_is_measured_and_what_follows_a_step_is_not(store):
+@pytest.fixture
+def clock(monkeypatch):
+    """Clock of the meters, which only the test moves on: ``clock.now`` in seconds."""
+    clock = SimpleNamespace(now=10.0, perf_counter=lambda: clock.now, monotonic=lambda: clock.now)
+    monkeypatch.setattr(metrics_module, "time", clock)
+    return clock
+
+
+def test_the_wait_for_data_is_measured_and_what_follows_a_step_is_not(store, clock):
     def iter_slowly(loader):
         for batch in loader:
-            time.sleep(0.05)
+            clock.now += 3
             yield batch
 
     loader = build_loader(store, steps=4)
     meter = Meter(loader)
     for _ in meter.over(iter_slowly(loader)):
-        pass
+        clock.now += 1
     metrics = meter.metrics()
-    assert metrics["perf/steps"] == 4
-    assert metrics["perf/seconds"] >= 0.2
-    assert metrics["perf/data_wait_share"] > 0.5
+    assert (metrics["perf/steps"], metrics["perf/seconds"]) == (4, 4 * (3 + 1))
+    assert metrics["perf/data_wait_share"] == 3 / 4
     for batch in meter.over():
+        clock.now += 1
         meter.step(batch)
-        time.sleep(0.3)
-    assert meter.metrics()["perf/seconds"] < 4 * 0.3
+        clock.now += 100
+    assert meter.metrics()["perf/seconds"] == 4
     # The wait is measured only by over().
     assert "perf/data_wait_share" not in run_meter(loader, 2).metrics()
 
 
-def test_what_came_before_the_clock_began_is_no_part_of_a_step(store, monkeypatch):
-    clock = iter([10.0, 20.0, 23.0, 23.0])
-    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
+def test_what_came_before_the_clock_began_is_no_part_of_a_step(store, clock):
     meter = Meter(build_loader(store))
+    clock.now += 10
     meter.begin()
+    clock.now += 3
     meter.step(0)
     assert meter.metrics()["perf/seconds"] == 3.0
 
@@ -303,55 +311,38 @@ def test_mesh_peers_are_devices_and_not_ranks(store):
     assert metrics["perf/tokens_per_s_per_gpu"] == metrics["perf/tokens_per_s"] / 8
 
 
-def wait_for(read_value, seconds=60):
-    end = time.monotonic() + seconds
-    while not (value := read_value()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return value
-
-
 def test_a_rank_that_says_nothing_is_not_waited_for():
     torch = pytest.importorskip("torch.distributed")
     store = torch.HashStore()
     first, second = MetricsExchange(store, 0, 3, "run"), MetricsExchange(store, 1, 3, "run")
     assert first.get_rank_metrics() == {}
     second.publish({"step": 7.0})
-    assert wait_for(first.get_rank_metrics) == {1: {"step": 7.0}}
+    assert wait_until(first.get_rank_metrics, "metrics of rank 1") == {1: {"step": 7.0}}
     second.publish({"step": 8.0})
-    assert wait_for(lambda: first.get_rank_metrics()[1]["step"] == 8.0)
-
-
-HOST = """
-import sys, time, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
+    wait_until(lambda: first.get_rank_metrics()[1]["step"] == 8.0, "the next metrics of rank 1")
 
 
 def test_a_store_whose_host_hangs_or_is_missing_blocks_nothing(caplog):
     torch = pytest.importorskip("torch.distributed")
-    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
-        try:
-            store = torch.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
-            exchange = MetricsExchange(store, 0, 2, "run")
-            exchange.publish({"step": 1.0})
-            assert wait_for(exchange.get_rank_metrics) == {0: {"step": 1.0}}
-            host.send_signal(signal.SIGSTOP)
-            begin = time.monotonic()
-            for step in range(100):
-                exchange.publish({"step": float(step)})
-                assert exchange.get_rank_metrics() == {0: {"step": 1.0}}
-            # The client of the store would wait for five minutes.
-            assert time.monotonic() - begin < 30
-        finally:
-            host.kill()
-    assert wait_for(lambda: "Metrics of other ranks are no longer read" in caplog.text)
+    with start_processes("-m", "batches.store_host") as (host,):
+        port = wait_until(lambda: host.out.read_text().strip(), "the port of the store")
+        store = torch.TCPStore("127.0.0.1", int(port), is_master=False)
+        exchange = MetricsExchange(store, 0, 2, "run")
+        exchange.publish({"step": 1.0})
+        assert wait_until(exchange.get_rank_metrics, "metrics of this rank") == {0: {"step": 1.0}}
+        host.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        for step in range(100):
+            exchange.publish({"step": float(step)})
+            assert exchange.get_rank_metrics() == {0: {"step": 1.0}}
+        # The client of the store would wait for five minutes.
+        assert time.monotonic() - begin < LIMIT_S
+    wait_until(lambda: "Metrics of other ranks are no longer read" in caplog.text, "the warning")
     exchange.publish({"step": 2.0})
     # Earlier metrics are no longer returned.
-    assert wait_for(lambda: not exchange.get_rank_metrics())
+    wait_until(lambda: not exchange.get_rank_metrics(), "earlier metrics are gone")
     # Requests do not pile up although nothing answers them.
-    assert wait_for(exchange._requests.empty)
+    wait_until(exchange._requests.empty, "requests are dropped")
 
 
 def test_ranks_that_read_metrics_at_other_steps_or_never_do_not_block(tmp_path, store):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from batches.small_tokenizer import write_tokenizer
 from batchloom import Mixture, PlanError, SettingsError
 from batchloom.batches import read_mixture
 from batchloom.core.errors import InputMissingError, RecordError
@@ -97,12 +98,12 @@ def test_every_problem_of_a_file_is_reported_at_once(stores, tmp_path):
 
 
 def test_a_file_that_is_wrong_in_every_way_is_mended_in_a_few_rounds(stores, tmp_path):
-    write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
+    write_store(stores / "other", [[1, 2, 3]], tokenizer=write_tokenizer(tmp_path / "tokenizer.json"))
     file = tmp_path / "m.yaml"
     file.write_text(
         """
         weights: {web: -1, cod: 2, rest: {weight: 1, sources: {math: x}}}
-        stores: {web: stores/web, code: stores/cod, gpt2: stores/gpt2, math: stores/math}
+        stores: {web: stores/web, code: stores/cod, other: stores/other, math: stores/math}
         unit: tokns
         exhausted: never
         most_epochs: 0
@@ -132,7 +133,7 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_a_few_rounds(stores, tmp
         read_mixture(file)
     problems = [problem.removeprefix(f"{file}: ").split(":")[0] for problem in caught.value.problems]
     assert problems == ["stages[0].weights.x", "stages[1].weights", "stages"]
-    file.write_text("weights: {web: 1}\nstores: {web: stores/web, gpt2: stores/gpt2}\n")
+    file.write_text("weights: {web: 1}\nstores: {web: stores/web, other: stores/other}\n")
     with pytest.raises(PlanError, match="different tokenizers"):
         read_mixture(file)
 
@@ -216,9 +217,9 @@ def test_a_file_that_is_no_mapping_or_no_yaml(tmp_path):
 
 
 def test_a_store_of_another_tokenizer_is_named(stores, tmp_path):
-    write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
-    with pytest.raises(PlanError, match="'web' and 'gpt2' were prepared with different tokenizers"):
-        read_mixture("stores/web=1,stores/gpt2=1")
+    write_store(stores / "other", [[1, 2, 3]], tokenizer=write_tokenizer(tmp_path / "tokenizer.json"))
+    with pytest.raises(PlanError, match="'web' and 'other' were prepared with different tokenizers"):
+        read_mixture("stores/web=1,stores/other=1")
 
 
 def test_the_public_name_is_the_value(stores):

@@ -22,12 +22,12 @@ KEYS = ("input_ids", "labels", "position_ids")
 @pytest.fixture(scope="module", params=["plain", "masked"])
 def store(request, tmp_path_factory):
     rng = np.random.default_rng(3)
-    documents = [rng.integers(0, 256, rng.integers(1, 70)).tolist() for _ in range(300)]
+    documents = [rng.integers(0, 256, rng.integers(1, 70)).tolist() for _ in range(150)]
     trained = [rng.integers(0, 2, len(document)).tolist() for document in documents]
     return write_store(
         tmp_path_factory.mktemp("store"),
         documents,
-        documents_per_shard=90,
+        documents_per_shard=45,
         trained=trained if request.param == "masked" else None,
     )
 
@@ -72,7 +72,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
         st.sampled_from([None, {"noise_prob": 0.3}, {"loss_drop_prob": 0.3}]), "augment"
     )
     alone = build_loader(store, **plan_options)
-    world = data.draw(st.integers(1, 30), "ranks")
+    world = data.draw(st.integers(1, 14), "ranks")
     mesh = Mesh(
         tensor=data.draw(st.integers(1, 2), "tensor"),
         context=context,

@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from batchloom.batches.loading import (
     write_table,
 )
 from batchloom.testing import append_documents, write_store
+from waiting import wait_until
 
 SPEC = {
     "seq_len": 16,
@@ -50,9 +50,7 @@ def test_a_long_plan_is_served_at_once_and_counted_in_another_process(store):
     next(iterator)
     assert not loader.plan.orders.is_counted
     next(iterator)
-    deadline = time.monotonic() + 120
-    while not find_tables(store.path) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: find_tables(store.path), "the table of counts")
     assert len(find_tables(store.path)) == 1
     iterator.close()
     reopened = batchloom.Loader(store, **SPEC)
@@ -66,9 +64,7 @@ def test_the_other_process_counts_the_open_generation(store):
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    deadline = time.monotonic() + 120
-    while not find_tables(store.path) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: find_tables(store.path), "the table of counts")
     iterator.close()
     assert [path.name for path in find_tables(store.path)] == [make_table_name(loader.plan.orders.order(0))]
     grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from batchloom.batches.producer_thread import PendingItem, iter_in_order
+from waiting import wait_until
 
 
 class BuildError(RuntimeError):
@@ -35,13 +36,6 @@ class Work:
         self.dropped.append(number)
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_all_come_in_order(ahead, together):
@@ -61,6 +55,7 @@ def test_so_many_are_begun_together(ahead, together, limit):
         return work.begin(number)
 
     for _ in iter_in_order(begin, int, 0, ahead, together=together):
+        # The thread works only while the consumer does something else.
         time.sleep(0.001)
     assert max(pending_counts[:40]) == limit
 
@@ -106,7 +101,7 @@ def test_an_error_of_finishing_ends_those_behind_it():
         while True:
             received.append(next(items))
     assert received == [0, 1]
-    assert wait_until(lambda: dropped == [3, 4, 5])
+    wait_until(lambda: dropped == [3, 4, 5], "the items behind it are dropped")
 
 
 def test_what_is_begun_is_dropped_by_who_leaves():
@@ -114,7 +109,9 @@ def test_what_is_begun_is_dropped_by_who_leaves():
     items = iter_in_order(work.begin, int, 0, 4, together=True)
     assert [next(items), next(items)] == [0, 1]
     items.close()
-    assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)
+    wait_until(lambda: sorted(work.finished + work.dropped) == work.begun, "all items are finished or dropped")
     assert work.dropped
     # The thread ends shortly after it has dropped them.
-    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"])
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"], "the producer thread ends"
+    )

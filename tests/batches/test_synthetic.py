@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from batchloom import StateError
 from batchloom.batches import PlanOptions
 from batchloom.testing import write_store
 from single_settings import make_loader
+from waiting import wait_until
 
 SETTINGS = "documents=300,vocab=90,lengths=2-50,seed=4"
 GOLDEN_FIRST = [[83, 69, 32, 19, 86, 17], [37, 89, 89, 89, 89, 89], [16, 4, 6, 78, 75, 23]]
@@ -131,9 +131,7 @@ def test_a_large_plan_is_counted_by_another_process_into_the_cache(tmp_path, mon
     loader = batchloom.Loader(store, rank=0, world_size=1, **options)
     batches = iter(loader)
     next(batches)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.rglob("*.counts")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.rglob("*.counts")), "the table of counts")
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert len(list(tmp_path.rglob("*.counts"))) == 1
     assert len(list(batches)) == len(loader) - 1

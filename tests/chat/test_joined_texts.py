@@ -4,9 +4,7 @@ The comparisons run only where TRL is installed (the extra ``bench-chat``).
 """
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from preparation.stores import write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-REAL = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"), "gsm8k_train.jsonl")
 END = "<|endoftext|>"
 # Prompts and completions; in some a token holds the end of the prompt and the beginning of the completion.
 TEXTS = [
@@ -39,7 +36,10 @@ PAIRS = [(prompt, completion, f" not {completion}") for prompt, completion in TE
 PAIRS += [("The qui", "ck", "et"), ("x ", "dog", "1"), ("the ", " lazy", "lazy")]
 
 
-@pytest.fixture(params=["bytes", "nfc", "metaspace", "bos"])
+TOKENIZERS = ["bos", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bytes", "nfc", "metaspace"))]
+
+
+@pytest.fixture(params=TOKENIZERS)
 def tokenizer_folder(tokenizer_folders, tmp_path, request):
     """Folder of a tokenizer that batchloom and TRL load; ``bos`` prepends a token to texts."""
     name = request.param
@@ -101,18 +101,34 @@ def read_labels(store):
     ]
 
 
-@pytest.mark.parametrize("train_on", ["completion", "all"])
-def test_ids_and_labels_are_those_of_the_sft_trainer(tokenizer_folder, tmp_path, train_on):
-    texts = list(TEXTS)
-    if REAL.is_file():
-        texts += [(row["question"], row["answer"]) for row in map(json.loads, REAL.read_text().splitlines()[:100])]
+def check_ids_and_labels(tokenizer_folder, folder, train_on, texts):
     rows = [{"prompt": prompt, "completion": completion} for prompt, completion in texts]
     only = train_on == "completion"
-    expected = prepare_with_trl("SFT", tokenizer_folder, rows, tmp_path, completion_only_loss=only)
-    store = prepare(rows, tmp_path, tokenizer=str(tokenizer_folder), train_on=train_on)
+    expected = prepare_with_trl("SFT", tokenizer_folder, rows, folder, completion_only_loss=only)
+    store = prepare(rows, folder, tokenizer=str(tokenizer_folder), train_on=train_on)
     assert [store[n].ids.tolist() for n in range(len(store))] == [row["input_ids"] for row in expected]
     assert read_labels(store) == [row["labels"] for row in expected]
     assert batchloom.check(store.path).sound
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_folder", "train_on"),
+    [
+        *((name, "completion") for name in ("bytes", "nfc", "metaspace", "bos")),
+        ("bytes", "all"),
+        *(pytest.param(name, "all", marks=pytest.mark.slow) for name in ("nfc", "metaspace", "bos")),
+    ],
+    indirect=["tokenizer_folder"],
+)
+def test_ids_and_labels_are_those_of_the_sft_trainer(tokenizer_folder, tmp_path, train_on):
+    check_ids_and_labels(tokenizer_folder, tmp_path, train_on, TEXTS)
+
+
+@pytest.mark.parametrize("tokenizer_folder", ["bos"], indirect=True)
+def test_real_texts_are_those_of_the_sft_trainer(tokenizer_folder, tmp_path, real_data):
+    lines = (real_data / "gsm8k_train.jsonl").read_text().splitlines()[:50]
+    texts = [(row["question"], row["answer"]) for row in map(json.loads, lines)]
+    check_ids_and_labels(tokenizer_folder, tmp_path, "completion", texts)
 
 
 def test_pairs_are_those_of_the_dpo_trainer(tokenizer_folder, tmp_path):

@@ -15,8 +15,8 @@ from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import make_conversation
 
-ROOT = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
-FOLDERS = sorted(path.parent for path in ROOT.rglob("tokenizer.json")) if ROOT.is_dir() else []
+ROOT = os.environ.get("BATCHLOOM_REAL_TOKENIZERS")
+FOLDERS = sorted(path.parent for path in Path(ROOT).rglob("tokenizer.json")) if ROOT else []
 CALL = {"type": "function", "function": {"name": "find", "arguments": {"city": "Zürich", "n": 3}}}
 CONVERSATIONS = [
     make_conversation("hi", "hello", system="Be brief."),

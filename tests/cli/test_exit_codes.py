@@ -1,15 +1,16 @@
-"""Exit codes of real processes: one for each meaning in the table."""
+"""Exit codes: one for each meaning in the table, of commands and of real processes."""
 
 import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from batchloom.cli import run_command_line
 from batchloom.core.errors import ExitCode
 from batchloom.testing import write_store
+from waiting import wait_until
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 
@@ -20,7 +21,8 @@ def run_batchloom(*words, cwd):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write_store(tmp_path / "s", TEXT)
     write_store(tmp_path / "faulty", TEXT)
     shard = tmp_path / "faulty/train/shard_00000.bin"
@@ -52,11 +54,42 @@ def folder(tmp_path):
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else value.name,
 )
-def test_a_command_ends_with_its_exit_code(folder, words, code):
+def test_a_command_ends_with_its_exit_code(folder, words, code, capfd):
+    returned = run_command_line(words)
+    output = capfd.readouterr()
+    assert returned == code, output.err
+    assert "Traceback" not in output.err
+    assert (output.out == "") == (code is ExitCode.USAGE or words[0] == "inspect")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["check", "faulty"], ExitCode.FAILED),
+        (["inspect", "s", "--seq-len", "many"], ExitCode.USAGE),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.name,
+)
+def test_a_process_ends_with_the_exit_code_and_output_of_its_command(folder, words, code, capfd):
     result = run_batchloom(*words, cwd=folder)
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    assert (result.stdout == "") == (code is ExitCode.USAGE or words[0] == "inspect")
+    assert result.returncode == code == run_command_line(words)
+    assert (result.stdout, result.stderr) == capfd.readouterr()
+
+
+# A process inherits ignored signals: SIGHUP under nohup, SIGINT in the background of a shell.
+START_WITH_DEFAULT_SIGNALS = """
+import signal
+import sys
+
+for number in (signal.SIGHUP, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from batchloom.cli.main import main
+
+sys.argv[0] = "batchloom"
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -69,22 +102,16 @@ def test_a_command_ends_with_its_exit_code(folder, words, code):
 )
 def test_a_stop_in_the_middle_of_the_work(tmp_path, signal_number, exit_code):
     """A signal during the work stops the command with its exit code."""
-    with (tmp_path / "a.txt").open("w") as file:
-        file.writelines(f"line {number}\n" for number in range(1_000_000))
+    # It takes far longer to prepare them all than to stop.
+    (tmp_path / "a.txt").write_bytes(b"a line of the text\n" * 3_000_000)
     arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
-    # Under nohup, this process ignores SIGHUP, and the process that it starts would inherit that.
-    previous_handler = signal.signal(signal_number, signal.SIG_DFL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchloom", *arguments, "--tokenizer", "bytes", "--split-on", "line"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    signal.signal(signal_number, previous_handler)
-    while not (tmp_path / "out" / ".work" / "units").exists():
+    command = [sys.executable, "-c", START_WITH_DEFAULT_SIGNALS, *arguments, "--tokenizer", "bytes"]
+    units = tmp_path / "out" / ".work" / "units"
+    with subprocess.Popen([*command, "--split-on", "line"], stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: units.exists() or process.poll() is not None, "the first unit")
         assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=300)
+        process.send_signal(signal_number)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == exit_code
     assert errors.strip().splitlines()[-1].startswith("batchloom: Stopped.")
     assert "Traceback" not in errors

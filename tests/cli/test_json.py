@@ -12,7 +12,7 @@ from batchloom.testing import write_store
 SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
 # These commands have no result to read: they show pages, or walk through the others.
 WITHOUT_JSON = {"view", "demo"}
-RUN = ["--data", "s", *SIZES, "--max-iters", "4", "--save-interval", "2", "--device", "cpu", "--out", "run"]
+RUN = ["--data", "s", *SIZES, "--max-iters", "2", "--save-interval", "1", "--device", "cpu", "--out", "run"]
 
 
 def write_text_store():
@@ -107,14 +107,14 @@ CASES = {
     "datasets": ([], lambda entries: [entry["name"] for entry in entries]),
     "train": (
         RUN,
-        lambda result: [f"step {result['step']}/4 val loss {result['val_loss']:.4f}", f"{result['path']}/loss.png"],
+        lambda result: [f"step {result['step']}/2 val loss {result['val_loss']:.4f}", f"{result['path']}/loss.png"],
     ),
     "worker": (
-        [*("--dataset-type", "store", "--dataset-name", "s", "--num-steps", "2"), *("--device", "cpu", "--out", "w")],
+        [*("--dataset-type", "store", "--dataset-name", "s", "--num-steps", "1"), *("--device", "cpu", "--out", "w")],
         lambda report: [f"{count(report['step'], 'step')}, {report['tokens']:,} tokens"],
     ),
     "edit": (
-        ["run", "--data", "s", "--at-step", "4", "--skip", "1"],
+        ["run", "--data", "s", "--at-step", "2", "--skip", "1"],
         lambda result: [f"Written to {result['checkpoint']} (edit {result['number']} of its journal)"],
     ),
     "compare": (

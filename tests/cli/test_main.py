@@ -8,9 +8,11 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
+import fastokens
 import pytest
 
 import batchloom
@@ -18,6 +20,7 @@ from batchloom.cli import commands, prepare as prepare_module, run_command_line
 from batchloom.cli.commands import normalize_arguments
 from batchloom.preparation import Progress
 from batchloom.testing import write_store
+from batchloom.tokens import train_tokenizer
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 
@@ -223,22 +226,19 @@ def test_a_setting_is_named_as_it_was_typed(tmp_path, capsys):
 
 
 def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
-    arguments = ["prepare", "nope.txt", "--out", str(tmp_path / "o")]
-    command = [sys.executable, "-m", "batchloom", *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    results = [
-        (run_command_line(command_arguments), capsys.readouterr().err)
-        for command_arguments in (["inspect", "no/such/store"], ["train", "--data", "no/such/store"], arguments)
-    ]
-    assert results[-1] == (completed.returncode, completed.stderr)
-    for code, sentence in results:
-        assert code in (1, 2)
+    for arguments in (
+        ["inspect", "no/such/store"],
+        ["train", "--data", "no/such/store"],
+        ["prepare", "nope.txt", "--out", str(tmp_path / "o")],
+    ):
+        assert run_command_line(arguments) in (1, 2)
+        sentence = capsys.readouterr().err
         assert sentence.startswith("batchloom: ")
         assert len(sentence.strip().splitlines()) == 1
         assert "Traceback" not in sentence
 
 
-@pytest.mark.parametrize("words", [["--help"], ["frobnicate"], ["check", "--nonsense"], ["inspect"]])
+@pytest.mark.parametrize("words", [["--help"], pytest.param(["frobnicate"], marks=pytest.mark.slow)])
 def test_the_module_works_like_the_command(words):
     script = Path(sys.executable).with_name("batchloom")
     by_script, by_module = (
@@ -330,37 +330,68 @@ def test_the_garbage_collector_runs_in_a_command_and_skips_modules(tmp_path):
         assert completed.stdout.splitlines()[-1] == state
 
 
+def write_tokenizer(folder):
+    """Write a small tokenizer.json."""
+    tokenizer = train_tokenizer(["some text and some more"], 258)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.state()["tokenizer"]))
+
+
+# Loads a tokenizer as slowly as its standard input says.
+SLOW_TOKENIZER = """
+import sys, fastokens
+from batchloom.cli.main import main
+
+class SlowTokenizer:
+    @staticmethod
+    def from_json_str(text, load=fastokens.Tokenizer.from_json_str):
+        sys.stdin.readline()
+        return load(text)
+
+fastokens.Tokenizer = SlowTokenizer
+sys.argv = ["batchloom", "doctor", "in.jsonl", "--tokenizer", "tokenizer.json"]
+main()
+"""
+
+
 def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):
-    """A tokenizer whose load is slowed down; nothing is shown in a pipe."""
     (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
-    script = (
-        "import sys, time, fastokens\n"
-        "from batchloom.cli.main import main\n"
-        "class SlowTokenizer:\n"
-        "    @staticmethod\n"
-        "    def from_json_str(text, load=fastokens.Tokenizer.from_json_str):\n"
-        "        time.sleep(1.5)\n"
-        "        return load(text)\n"
-        "fastokens.Tokenizer = SlowTokenizer\n"
-        "sys.argv = ['batchloom', 'doctor', 'in.jsonl', '--tokenizer', 'gpt2']\n"
-        "main()\n"
-    )
+    write_tokenizer(tmp_path)
+    words = [sys.executable, "-c", SLOW_TOKENIZER]
     environment = {**os.environ, "TERM": "xterm"}
-    command = [sys.executable, "-c", script]
+    options = {"cwd": tmp_path, "env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
     reader, terminal = pty.openpty()
-    subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=terminal, check=True)
-    os.close(terminal)
     output = b""
-    with suppress(OSError):  # the end of a terminal's output
-        while chunk := os.read(reader, 1 << 16):
-            output += chunk
+    with subprocess.Popen(words, stderr=terminal, **options) as process:
+        os.close(terminal)
+        while b"Loading" not in output:
+            output += os.read(reader, 1 << 16)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        with suppress(OSError):  # the end of a terminal's output
+            while chunk := os.read(reader, 1 << 16):
+                output += chunk
     os.close(reader)
-    assert b"Loading tokenizer gpt2 ..." in output
+    assert process.returncode == 0
+    assert b"Loading tokenizer tokenizer.json ..." in output
     # The spinner's line is erased, and the cursor is visible again.
     assert output.index(b"\x1b[2K", output.index(b"Loading")) > 0
     assert output.rindex(b"\x1b[?25h") > output.rindex(b"Loading")
-    piped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
-    assert b"Loading" not in piped.stderr
+
+
+def test_no_spinner_is_shown_in_a_pipe(tmp_path, monkeypatch, capfd):
+    class SlowTokenizer:
+        @staticmethod
+        def from_json_str(text, load=fastokens.Tokenizer.from_json_str):
+            # Longer than the spinner waits on a terminal.
+            time.sleep(0.7)
+            return load(text)
+
+    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
+    write_tokenizer(tmp_path)
+    monkeypatch.setattr(fastokens, "Tokenizer", SlowTokenizer)
+    words = ["doctor", str(tmp_path / "in.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert run_command_line(words) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_version(capsys):
@@ -439,31 +470,21 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
     assert "document 0 begins ':smile: [bold]" in capsys.readouterr().out
 
 
-def test_a_name_that_is_no_utf8_is_printed(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    for options in ([], ["--json"]):
-        completed = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "batchloom",
-                "prepare",
-                "a.txt",
-                "--out",
-                b"out\xff",
-                "--tokenizer",
-                "bytes",
-                "--val-fraction=0",
-                "--no-dedup",
-                *options,
-            ],
-            capture_output=True,
-            cwd=tmp_path,
-            timeout=300,
-            check=False,
-        )
-        assert (completed.returncode, completed.stderr) == (0, b"")
-    assert json.loads(completed.stdout)["path"] == "out\ufffd"
+def test_a_name_that_is_no_utf8_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("text")
+    words = [
+        "prepare",
+        "a.txt",
+        "--out",
+        os.fsdecode(b"out\xff"),
+        *["--tokenizer", "bytes", "--val-fraction=0", "--no-dedup"],
+    ]
+    command = [sys.executable, "-m", "batchloom", *words]
+    completed = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    assert run_command_line([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == "out\ufffd"
 
 
 def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):

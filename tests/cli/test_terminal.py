@@ -1,16 +1,20 @@
 """Colors, progress and ``--quiet``, in pipes and terminals."""
 
+import functools
+import io
 import json
 import os
 import pty
 import subprocess
 import sys
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from batchloom.cli import run_command_line
+from batchloom.cli import run_command_line, terminal
 from batchloom.testing import write_store
+from processes import ProcessResult
 
 TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
 RED, ERASE_LINE = b"\x1b[31m", b"\x1b[2K"
@@ -21,24 +25,59 @@ def make_environment(variables):
     return {name: value for name, value in os.environ.items() if name not in COLOR_VARIABLES} | variables
 
 
-def run_in_terminal(*words, cwd, **variables):
-    """Run a command whose output is a terminal; return what the terminal received."""
-    reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "batchloom", *words]
+def read_terminal(reader):
+    """Read what a terminal receives until all its writers have closed it."""
     output = b""
-    # A terminal holds a few kilobytes: a command with more output waits for a reader.
-    with subprocess.Popen(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal):
-        os.close(terminal)
-        with suppress(OSError):  # the end of a terminal's output
-            while chunk := os.read(reader, 1 << 16):
-                output += chunk
+    with suppress(OSError):  # the end of a terminal's output
+        while chunk := os.read(reader, 1 << 16):
+            output += chunk
     os.close(reader)
     return output
 
 
-def run_in_pipe(*words, cwd, **variables):
+def run_process_in_terminal(*words, **variables):
+    """Run a process whose output is a terminal; return what the terminal received."""
+    reader, writer = pty.openpty()
     command = [sys.executable, "-m", "batchloom", *words]
-    return subprocess.run(command, cwd=cwd, env=make_environment(variables), capture_output=True, check=False)
+    # A terminal holds a few kilobytes: a command with more output waits for a reader.
+    with subprocess.Popen(command, env=make_environment(variables), stdout=writer, stderr=writer):
+        os.close(writer)
+        return read_terminal(reader)
+
+
+@contextmanager
+def change_environment(variables):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLOR_VARIABLES:
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        # A command has one console, which reads the environment when it is made.
+        patch.setattr(terminal, "_get_console", functools.cache(terminal.plain_console))
+        yield patch
+
+
+def run_in_terminal(*words, **variables):
+    """Run a command whose output is a terminal; return what the terminal received."""
+    reader, writer = pty.openpty()
+    with ThreadPoolExecutor(1) as pool, change_environment(variables) as patch:
+        output = pool.submit(read_terminal, reader)
+        with open(writer, "w") as stream:
+            for name in ("stdout", "stderr"):
+                patch.setattr(sys, name, stream)
+            run_command_line(words)
+        return output.result()
+
+
+def run_in_pipe(*words, **variables):
+    """Run a command whose output is a pipe; return its exit code, output and errors."""
+    outputs = {}
+    with change_environment(variables) as patch:
+        for name in ("stdout", "stderr"):
+            outputs[name] = io.StringIO()
+            patch.setattr(sys, name, outputs[name])
+        code = run_command_line(words)
+    return ProcessResult(code, *(output.getvalue() for output in outputs.values()))
 
 
 @pytest.fixture
@@ -51,23 +90,25 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_colors_follow_the_terminal_and_the_environment(folder):
-    assert RED in run_in_terminal("check", "s", cwd=folder, TERM="xterm")
+    output = run_process_in_terminal("check", "s", TERM="xterm")
+    assert RED in output
+    assert output == run_in_terminal("check", "s", TERM="xterm")
     for variables in ({"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}):
-        output = run_in_terminal("check", "s", cwd=folder, **variables)
+        output = run_in_terminal("check", "s", **variables)
         assert b"FAULT" in output
         assert b"\x1b" not in output
-    assert b"\x1b" not in run_in_pipe("check", "s", cwd=folder, TERM="xterm").stdout
-    assert RED in run_in_pipe("check", "s", cwd=folder, TERM="xterm", FORCE_COLOR="1").stdout
+    assert "\x1b" not in run_in_pipe("check", "s", TERM="xterm").stdout
+    assert RED.decode() in run_in_pipe("check", "s", TERM="xterm", FORCE_COLOR="1").stdout
 
 
 def test_progress_is_redrawn_on_a_terminal_only(folder):
     words = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--out"]
-    assert ERASE_LINE in run_in_terminal(*words, "a", cwd=folder, TERM="xterm")
-    assert b"\x1b" not in run_in_terminal(*words, "b", cwd=folder, TERM="dumb")
-    assert ERASE_LINE not in run_in_terminal(*words, "c", "--quiet", cwd=folder, TERM="xterm")
-    forced = run_in_pipe(*words, "d", cwd=folder, TERM="xterm", FORCE_COLOR="1")
+    assert ERASE_LINE in run_in_terminal(*words, "a", TERM="xterm")
+    assert b"\x1b" not in run_in_terminal(*words, "b", TERM="dumb")
+    assert ERASE_LINE not in run_in_terminal(*words, "c", "--quiet", TERM="xterm")
+    forced = run_in_pipe(*words, "d", TERM="xterm", FORCE_COLOR="1")
     assert forced.returncode == 0
-    assert ERASE_LINE not in forced.stderr
+    assert ERASE_LINE.decode() not in forced.stderr
 
 
 @pytest.mark.parametrize(

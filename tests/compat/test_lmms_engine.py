@@ -52,8 +52,10 @@ def write_config(home, kind, form="external"):
     return home / "configs/run.yaml"
 
 
-@pytest.mark.parametrize("form", ["external", "inline"])
-@pytest.mark.parametrize("kind", ["vision", "vision_iterable", "qwen3_vl", "qwen3_vl_iterable"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("vision", "external"), ("vision_iterable", "inline"), ("qwen3_vl", "inline"), ("qwen3_vl_iterable", "external")],
+)
 def test_the_data_folder_is_that_of_the_media(home, kind, form):
     config = load_lmms_engine_config(write_config(home, kind, form))
     assert config.dataset_type == "vision"

@@ -61,7 +61,7 @@ def read_prepared_rows(folder, rows, seq_len, **settings):
 @pytest.mark.parametrize(
     ("rows", "template", "tokenizer"),
     [
-        (QUESTIONS, None, "gpt2"),
+        pytest.param(QUESTIONS, None, "gpt2", marks=pytest.mark.slow),
         (QUESTIONS, "chatml", "bytes"),
         (CHAT, "chatml", "nfc"),
         (CHAT, "llama3", "bytes"),

@@ -27,9 +27,11 @@ from media.models import make_model, select_model_inputs
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages, write_images, write_sounds
 from media.test_tokens import PLACEHOLDERS, TEMPLATE
+from media.warm_context import get_warm_context
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-SIZES = {"seq_len": 900, "global_batch_size": 2}
+# The longest document has 243 tokens.
+SIZES = {"seq_len": 300, "global_batch_size": 2}
 
 
 # Losses are compared for all families, everything else for one of each kind.
@@ -53,12 +55,18 @@ def family(request, tmp_path_factory):
     return make_family(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.fixture(scope="module")
+def model(family):
+    """Model of the family's architecture."""
+    return make_model(*family[:2])
+
+
 def make_family(name, folder):
     # All sounds are shorter than two seconds; 30 seconds make every forward pass slow.
     settings = {"chunk_length": 2} if name == "qwen2_audio" else {}
     processor, template, processor_folder = save_with_template(name, folder / "processor", **settings)
     medium = "audio" if name == "qwen2_audio" else "image"
-    file = write_sounds(folder / "in") if medium == "audio" else write_images(folder / "in")
+    file = write_sounds(folder / "in") if medium == "audio" else write_images(folder / "in", 5)
     return name, processor, template, make_store(file, folder / "store", processor_folder), file
 
 
@@ -138,9 +146,8 @@ def compute_packed_losses(name, model, loader):
     return losses
 
 
-def test_packed_documents_have_the_loss_that_they_have_alone(family):
+def test_packed_documents_have_the_loss_that_they_have_alone(family, model):
     name, processor, template, store, file = family
-    model = make_model(name, processor)
     expected = compute_single_losses(processor, model, template, store, file)
     actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
     assert set(actual) == set(expected)
@@ -148,10 +155,9 @@ def test_packed_documents_have_the_loss_that_they_have_alone(family):
         assert actual[number] == pytest.approx(loss, rel=1e-4)
 
 
-def test_features_of_other_media_change_the_losses(family):
+def test_features_of_other_media_change_the_losses(family, model):
     """Features of other media change the losses, so the comparison can fail."""
-    name, processor, _, store, _ = family
-    model = make_model(name, processor)
+    name, _, _, store, _ = family
     batch = batchloom.Loader(store, **SIZES)[0]
     inputs = select_model_inputs(name, batch)
     features = "input_features" if "input_features" in batch else "pixel_values"
@@ -169,7 +175,7 @@ def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_pa
         store = make_store(file, tmp_path / f"{name}_store", processor_folder)
         model = make_model(name, processor)
         expected = compute_single_losses(processor, model, template, store, file)
-        actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
+        actual = compute_packed_losses(name, model, batchloom.Loader(store, seq_len=900, global_batch_size=2))
         assert actual == {number: pytest.approx(loss, rel=1e-4) for number, loss in expected.items()}
 
 
@@ -212,7 +218,7 @@ def test_any_step_can_be_read_alone_on_any_rank(family):
 @SOME_FAMILIES
 def test_a_run_resumes_with_its_media_on_other_numbers_of_ranks(family):
     _, _, _, store, _ = family
-    sizes = {"seq_len": 500, "global_batch_size": 4, "steps": 6}
+    sizes = {"seq_len": 150, "global_batch_size": 4, "steps": 5}
     run = batchloom.Loader(store, **sizes)
     rows = {batch.step: batch.split(1) for batch in run}
     for step, world_size in ((1, 2), (3, 4), (4, 1)):
@@ -232,11 +238,10 @@ def test_a_run_resumes_with_its_media_on_other_numbers_of_ranks(family):
 
 
 @SOME_FAMILIES
-def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
-    name, processor, _, store, _ = family
-    model = make_model(name, processor)
+def test_parts_of_a_batch_hold_the_features_of_their_rows(family, model):
+    name, _, _, store, _ = family
     for form in ("rows", "varlen"):
-        loader = batchloom.Loader(store, seq_len=900, global_batch_size=4, form=form)
+        loader = batchloom.Loader(store, seq_len=150, global_batch_size=4, form=form)
         batch = loader[0]
         split = batch.split(1)
         assert len(split) == 4
@@ -296,8 +301,8 @@ def test_positions_are_those_of_the_model(qwen):
 
 def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
     store = qwen[3]
-    loader = batchloom.Loader(store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8), form="varlen")
-    rows = batchloom.Loader(store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8))
+    loader = batchloom.Loader(store, seq_len=304, global_batch_size=2, plan=PlanOptions(align=8), form="varlen")
+    rows = batchloom.Loader(store, seq_len=304, global_batch_size=2, plan=PlanOptions(align=8))
     for flat, batch in zip(loader, rows, strict=True):
         bounds = flat["cu_seq_lens_q"].tolist()
         cuts = batch.layout
@@ -321,19 +326,19 @@ def test_positions_of_a_pinned_document():
 def test_text_and_media_mix_in_one_plan(qwen, tmp_path):
     store = qwen[3]
     (tmp_path / "text.jsonl").write_text(
-        "".join(json.dumps({"text": f"Line {number}. " * 9}) + "\n" for number in range(60))
+        "".join(json.dumps({"text": f"Line {number}. " * 9}) + "\n" for number in range(20))
     )
     batchloom.prepare(tmp_path / "text.jsonl", out=tmp_path / "text", tokenizer=str(store.path), val_fraction=0)
     text = batchloom.open_store(tmp_path / "text")
     mixture = batchloom.Mixture({"text": 1, "seen": 1}, stores={"text": text, "seen": store})
-    loader = batchloom.Loader(mixture, seq_len=600, global_batch_size=4, overlong="drop", steps=4)
+    loader = batchloom.Loader(mixture, seq_len=200, global_batch_size=4, overlong="drop", steps=3)
     model = make_model("qwen2_vl", qwen[1])
     images = 0
     for batch in loader:
         pads = int((batch["input_ids"] == store.tokenizer.control["<|image_pad|>"]).sum())
         grids = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.int64))
         assert pads * 4 == int(grids.prod(dim=1).sum())
-        assert batch["position_ids"].shape == (4, 4, 600)
+        assert batch["position_ids"].shape == (4, 4, 200)
         images += len(grids)
         with torch.no_grad():
             inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -469,7 +474,7 @@ def test_workers_of_a_dataloader_use_the_media_options(store_copy):
     file.parent.rename(moved_folder)
     loader = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(moved_folder)))
     dataloader = torch.utils.data.DataLoader(
-        LoaderDataset(loader), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        LoaderDataset(loader), batch_size=None, num_workers=1, multiprocessing_context=get_warm_context()
     )
     for expected, actual in zip(before, dataloader, strict=True):
         assert_same_batch(expected, as_numpy(actual))

@@ -20,7 +20,9 @@ def image_processor(tmp_path_factory):
     return save_with_template("qwen2_vl", tmp_path_factory.mktemp("sight"))[2]
 
 
-@pytest.mark.parametrize("write_source", [write_images, write_talks, write_embedded, write_captions])
+@pytest.mark.parametrize(
+    "write_source", [write_images, pytest.param(write_talks, marks=pytest.mark.slow), write_embedded, write_captions]
+)
 def test_counts_are_those_of_the_store(tmp_path, monkeypatch, image_processor, write_source, capsys):
     source = write_source(tmp_path / "in")
     report = batchloom.doctor(source, media={"processor": str(image_processor)}, seq_len=900)

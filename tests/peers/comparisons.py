@@ -66,7 +66,7 @@ def list_trl() -> list[Comparison]:
         return []
     from peers.trl_cases import CASES
     from peers.trl_runner import prepare_with_trl
-    from peers.trl_templates import FAST_TEMPLATES, TEMPLATES, TemplateChoice
+    from peers.trl_templates import TEMPLATES, TemplateChoice
 
     def make_compare(template: TemplateChoice, case: Case) -> Callable[[Path], str]:
         def compare(folder: Path) -> str:
@@ -84,7 +84,7 @@ def list_trl() -> list[Comparison]:
             name,
             case,
             make_compare(template, case),
-            name not in FAST_TEMPLATES,
+            not template.is_fast(case),
         )
         for name, template in TEMPLATES.items()
         for case in CASES

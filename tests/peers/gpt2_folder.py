@@ -5,6 +5,7 @@ into words as Llama 3 does: GPT-2 splits two line ends differently before a word
 the parts of a conversation separately get other ids than from the complete text.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,19 +37,8 @@ LINE_END_ID = 198
 
 def write_gpt2_folder(folder: Path, chat_template: str | None, *, eos: str, bos: str | None = None) -> Path:
     """Write tokenizer.json and tokenizer_config.json with the first merges; return the folder."""
-    model = resolve_tokenizer("gpt2").state()["tokenizer"]["model"]
-    merges = [(left, right) for left, right in model["merges"][:_MERGES]]
-    # The ids are those of the bytes, then one for each merge.
-    ids = model["vocab"]
-    tokenizer = Tokenizer(models.BPE({t: n for t, n in ids.items() if n < _BYTES + len(merges)}, merges))
-    words = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(_make_tokens(CONTROL_TOKENS, special=True))
-    tokenizer.add_tokens(_make_tokens(ADDED_TOKENS, special=False))
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(_make_tokenizer_json(), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
@@ -61,6 +51,22 @@ def write_gpt2_folder(folder: Path, chat_template: str | None, *, eos: str, bos:
         config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+@functools.cache
+def _make_tokenizer_json() -> str:
+    model = resolve_tokenizer("gpt2").state()["tokenizer"]["model"]
+    merges = [(left, right) for left, right in model["merges"][:_MERGES]]
+    # The ids are those of the bytes, then one for each merge.
+    ids = model["vocab"]
+    tokenizer = Tokenizer(models.BPE({t: n for t, n in ids.items() if n < _BYTES + len(merges)}, merges))
+    words = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(_make_tokens(CONTROL_TOKENS, special=True))
+    tokenizer.add_tokens(_make_tokens(ADDED_TOKENS, special=False))
+    return tokenizer.to_str()
 
 
 def _make_tokens(tokens: Sequence[str], *, special: bool) -> list[AddedToken]:

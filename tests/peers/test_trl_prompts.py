@@ -4,8 +4,6 @@ These tests run only where TRL is installed (the extra ``bench-chat``).
 """
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +17,6 @@ from chat.conversations import CHATML, LLAMA3, SWITCHED, THINKING
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-TOKENIZERS = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
-REAL = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"), "gsm8k_train.jsonl")
 ROWS = [
     ("hi", "hello there"),
     ("2 + 2?", "<think>\nadd\n</think>\n\n4"),
@@ -69,25 +65,31 @@ def prepare_with_trl(tokenizer, examples, folder):
 HEADER = LLAMA3.replace("\n\n", "\n")
 
 
-@pytest.mark.parametrize("template", [CHATML, HEADER, THINKING], ids=["chatml", "header", "thinking"])
-@pytest.mark.parametrize("name", ["bytes", "nfc"])
-def test_prompt_and_completion(tokenizers, hf_tokenizers, tmp_path, name, template):
-    pairs = ROWS
-    if REAL.is_file():
-        lines = map(json.loads, REAL.read_text().splitlines()[:200])
-        pairs = pairs + [(row["question"], row["answer"]) for row in lines]
-    (tmp_path / "x.jinja").write_text(template)
-    tokenizer = hf_tokenizers[name]
-    tokenizer.chat_template = template
-    tokenizer.pad_token = tokenizer.eos_token
-    expected = prepare_with_trl(tokenizer, make_rows(pairs), tmp_path / "out")
+TEMPLATES = {"chatml": CHATML, "header": HEADER, "thinking": THINKING}
+CASES = [("bytes", "chatml"), ("bytes", "header"), ("nfc", "thinking")]
+
+
+def check_prompts_and_completions(tokenizer, hf_tokenizer, folder, template, pairs):
+    hf_tokenizer.chat_template = template
+    hf_tokenizer.pad_token = hf_tokenizer.eos_token
+    expected = prepare_with_trl(hf_tokenizer, make_rows(pairs), folder / "out")
     conversations = [Conversation(row["prompt"] + row["completion"], completion=1) for row in make_rows(pairs)]
     unmarked_template = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    (tmp_path / "y.jinja").write_text(unmarked_template)
-    encoder = ChatEncoder(tokenizers[name], str(tmp_path / "y.jinja"))
+    (folder / "y.jinja").write_text(unmarked_template)
+    encoder = ChatEncoder(tokenizer, str(folder / "y.jinja"))
     rules = ChatRecipe(train_on="completion", prove=True)
-    encoded = encode_conversations(conversations, encoder, rules)
-    assert_equal(encoded, expected)
+    assert_equal(encode_conversations(conversations, encoder, rules), expected)
+
+
+@pytest.mark.parametrize(("name", "template"), CASES)
+def test_prompt_and_completion(tokenizers, hf_tokenizers, tmp_path, name, template):
+    check_prompts_and_completions(tokenizers[name], hf_tokenizers[name], tmp_path, TEMPLATES[template], ROWS)
+
+
+def test_prompts_and_completions_of_real_data(tokenizers, hf_tokenizers, tmp_path, real_data):
+    lines = (real_data / "gsm8k_train.jsonl").read_text().splitlines()[:100]
+    pairs = [(row["question"], row["answer"]) for row in map(json.loads, lines)]
+    check_prompts_and_completions(tokenizers["bytes"], hf_tokenizers["bytes"], tmp_path, CHATML, pairs)
 
 
 def assert_equal(encoded, expected):
@@ -105,20 +107,19 @@ SWITCH = SWITCHED.replace(r"</think>\n\n", r"</think>\n")
 ARGUMENTS = [{"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": None}]
 
 
-@pytest.mark.parametrize("name", ["bytes", "nfc"])
-def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path, name):
+def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path):
     rows = [
         row | {"chat_template_kwargs": arguments}
         for arguments in ARGUMENTS
         for row in make_rows([*ROWS[:1], *ROWS[2:]])
     ]
     (tmp_path / "x.jinja").write_text(SWITCH)
-    tokenizer = hf_tokenizers[name]
+    tokenizer = hf_tokenizers["bytes"]
     tokenizer.chat_template = SWITCH
     tokenizer.pad_token = tokenizer.eos_token
     expected = prepare_with_trl(tokenizer, rows, tmp_path / "out")
     read = make_record_reader(detect_schema(rows))
-    encoder = ChatEncoder(tokenizers[name], str(tmp_path / "x.jinja"))
+    encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja"))
     encoded = encode_conversations(list(map(read, rows)), encoder, ChatRecipe(train_on="completion", prove=True))
     assert_equal(encoded, expected)
     # Without thinking, the empty thought is a part of the prompt.
@@ -127,10 +128,10 @@ def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path, name):
     ]
 
 
-def test_template_arguments_of_qwen3(tmp_path):
+def test_template_arguments_of_qwen3(tmp_path, real_tokenizers):
     from transformers import AutoTokenizer
 
-    folders = [path.parent for path in TOKENIZERS.rglob("tokenizer.json") if "qwen3" in str(path)]
+    folders = [path.parent for path in real_tokenizers.rglob("tokenizer.json") if "qwen3" in str(path)]
     if not folders:
         pytest.skip("BATCHLOOM_REAL_TOKENIZERS has no qwen3")
     # With a thought, TRL takes its first token for that of the empty thought in the prompt.

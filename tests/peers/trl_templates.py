@@ -12,7 +12,7 @@ from chat.conversations import CHATML
 from peers.cases import Case
 from peers.gpt2_folder import write_gpt2_folder
 
-_REAL = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
+_REAL_TOKENIZERS = os.environ.get("BATCHLOOM_REAL_TOKENIZERS")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class TemplateChoice:
         bos: first token of the configuration; unused with a ``source``.
         left_out: names of cases begin or end with these words if the template cannot write them.
         source: folder of a published tokenizer, used instead of GPT-2's.
+        fast: names of cases begin with these words if the fast tests run them.
     """
 
     template: str
@@ -32,6 +33,7 @@ class TemplateChoice:
     bos: str | None = None
     left_out: tuple[str, ...] = ()
     source: Path | None = None
+    fast: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> Path:
         """Write the tokenizer's folder."""
@@ -47,6 +49,10 @@ class TemplateChoice:
     def holds(self, case: Case) -> bool:
         """Return whether the template writes the records of a case."""
         return not (case.name.startswith(self.left_out) or case.name.endswith(self.left_out))
+
+    def is_fast(self, case: Case) -> bool:
+        """Return whether the fast tests run a case with this template."""
+        return case.name.startswith(self.fast)
 
     def get_settings(self, case: Case) -> dict[str, Any]:
         """Return the settings of batchloom that this tokenizer needs for a case."""
@@ -73,24 +79,32 @@ _OF_TOKEN = {
 
 def _find_published() -> dict[str, TemplateChoice]:
     """Return the published tokenizers for which TRL has a training template."""
-    choices = {}
-    for path in sorted(_REAL.rglob("tokenizer.json")):
+    choices: dict[str, TemplateChoice] = {}
+    if not _REAL_TOKENIZERS:
+        return choices
+    for path in sorted(Path(_REAL_TOKENIZERS).rglob("tokenizer.json")):
         config = (path.parent / "tokenizer_config.json").read_text()
         for token, choice in _OF_TOKEN.items():
             if token in config:
-                name = f"{path.parent.relative_to(_REAL)} with {choice.template}"
+                name = f"{path.parent.relative_to(_REAL_TOKENIZERS)} with {choice.template}"
                 choices[name] = replace(choice, source=path.parent)
     return choices
 
 
 TEMPLATES = {
-    "chatml": TemplateChoice(CHATML, "<|endoftext|>", left_out=(TOOLS,)),
-    "qwen3_training": TemplateChoice("qwen3_training.jinja", "<|im_end|>"),
-    "gptoss_training": TemplateChoice("gptoss_training.jinja", "<|return|>"),
+    # The fast tests run all cases with one template, and with others those that are written differently.
+    "qwen3_training": TemplateChoice("qwen3_training.jinja", "<|im_end|>", fast=("",)),
+    "chatml": TemplateChoice(
+        CHATML,
+        "<|endoftext|>",
+        left_out=(TOOLS,),
+        fast=("standard_language", "standard_prompt_completion", "conversational_preference"),
+    ),
+    "gptoss_training": TemplateChoice(
+        "gptoss_training.jinja", "<|return|>", fast=("harmony", "toolcall language_modeling, assistant_only_loss")
+    ),
     "qwen2_5_training": TemplateChoice("qwen2_5_training.jinja", "<|im_end|>"),
     "llama3_training": TemplateChoice("llama3_training.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(TOOLS,)),
     "llama3_1": TemplateChoice("llama3_1.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(ASSISTANT_ONLY,)),
     **_find_published(),
 }
-# The fast tests run the first ones.
-FAST_TEMPLATES = tuple(TEMPLATES)[:3]

@@ -582,9 +582,9 @@ def test_invalid_edits(edit, sentence):
 
 def test_skips_beyond_the_maximum_of_sequences_are_refused():
     plan = Plan(LengthStore([5] * 30), PlanSpec(seq_len=16, global_batch_size=8, steps=20))
-    huge = Edit(step=3, skip=(1 << 48) - 1, global_batch_size=1 << 16)
+    huge = Edit(step=3, skip=(1 << 48) - 1, global_batch_size=(1 << 14) + 1)
     plan = plan.edited(huge)
-    assert len(plan.rows(*plan.positions_of(3))) == 1 << 16
+    assert len(plan.rows(*plan.positions_of(3))) == (1 << 14) + 1
     with pytest.raises(PlanError, match="a run has at most"):
         plan.edited(huge)
 

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pytest
 
 from batchloom import BatchloomError
 from batchloom.preparation import ExecutionSettings, Note, RunSettings, prepare_run, run_recipe
@@ -108,13 +108,7 @@ def make_job(inputs, out, *, execution=None, run_settings=None, unit_bytes=6000,
 def run_job(job):
     """Run a job in this process and return its report, as ``wait_for_job`` does."""
     notes = []
-    with pytest.MonkeyPatch.context() as patch:
-        if job["crash"]:
-            patch.setattr(
-                prepare_run,
-                "WorkerSetup",
-                lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **job["crash"]),
-            )
+    with _crash_workers(job["crash"]) if job["crash"] else nullcontext():
         try:
             result = run_recipe(
                 make_recipe(inputs=tuple(job["inputs"]), **job["settings"]),
@@ -130,6 +124,16 @@ def run_job(job):
         except BatchloomError as error:
             return {"error": str(error), "notes": notes}
     return {"resumed": result.resumed_units, "notes": notes}
+
+
+@contextmanager
+def _crash_workers(crash) -> Iterator[None]:
+    # Processes of jobs import this module, and pytest would take a quarter of their start.
+    prepare_run.WorkerSetup = lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **crash)
+    try:
+        yield
+    finally:
+        prepare_run.WorkerSetup = WorkerSetup
 
 
 def main():

@@ -5,8 +5,10 @@ import math
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -45,8 +47,19 @@ def write_rows(path, *records):
     return path
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("out", OUTPUTS)
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [
+        *((name, "a.jsonl") for name in WRITERS),
+        *(("a.arrow", out) for out in OUTPUTS[1:]),
+        *(
+            pytest.param(name, out, marks=pytest.mark.slow)
+            for name in WRITERS
+            for out in OUTPUTS[1:]
+            if name != "a.arrow"
+        ),
+    ],
+)
 def test_every_format_becomes_every_other_and_comes_back(tmp_path, name, out):
     (tmp_path / "in").mkdir()
     WRITERS[name](tmp_path / "in" / name)
@@ -57,7 +70,7 @@ def test_every_format_becomes_every_other_and_comes_back(tmp_path, name, out):
         for row in RECORDS
     ]
     assert read_rows(tmp_path / out) == expected
-    assert (result.rows, result.quarantined, result.notes) == (400, 0, ())
+    assert (result.rows, result.quarantined, result.notes) == (len(RECORDS), 0, ())
     assert result.bytes == (tmp_path / out).stat().st_size
     converted_back = convert(tmp_path / out, out=tmp_path / "back.jsonl")
     assert read_rows(converted_back.path) == expected
@@ -89,7 +102,7 @@ def encode_exactly(value):
     return json.dumps(value)
 
 
-@pytest.mark.parametrize("out", ["b.jsonl", "b.jsonl.zst", "b.json"])
+@pytest.mark.parametrize("out", ["b.jsonl", pytest.param("b.jsonl.zst", marks=pytest.mark.slow), "b.json"])
 @settings(max_examples=examples(60))
 @given(records=st.lists(ROWS, min_size=1, max_size=5))
 def test_rows_of_any_types_pass_through_json_untouched(tmp_path_factory, out, records):
@@ -269,12 +282,37 @@ def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
     assert (facts["rows"], facts["quarantined"], facts["form"]) == (2, 1, "parquet")
 
 
-@pytest.mark.parametrize("suffix", [".parquet", pytest.param(".json", marks=pytest.mark.slow)])
+def write_long_rows(path, count):
+    """Write a CSV file of rows of 10 kB each."""
+    with path.open("w", newline="") as file:
+        file.write("id,text\n")
+        file.writelines(f"{number},{number}{' some text' * 1_000}\n" for number in range(count))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
+def test_three_times_the_rows_take_no_more_memory(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("batchloom.preparation.row_conversion._GROUP_BYTES", 1 << 18)
+    peaks = []
+    for count in (300, 900):
+        path = write_long_rows(tmp_path / f"{count}.csv", count)
+        tracemalloc.start()
+        try:
+            convert(path, out=tmp_path / f"{count}{suffix}")
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 2 << 20
+    if suffix == ".parquet":
+        # Memory of columns, which Python does not count, is released with each group.
+        assert pq.ParquetFile(tmp_path / "900.parquet").num_row_groups > 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
 def test_memory_stays_bounded(tmp_path, suffix):
     """Converting 250 MB of lines to a JSON array or a table takes under 400 MiB."""
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        file.write("id,text\n")
-        file.writelines(f"{number},{number}{' some text' * 1_000}\n" for number in range(25_000))
+    write_long_rows(tmp_path / "a.csv", 25_000)
     code = (
         "import sys; from batchloom.preparation import convert; convert(sys.argv[1], out=sys.argv[2]);"
         # Not getrusage: its value begins with the memory of the forking process.
@@ -286,10 +324,14 @@ def test_memory_stays_bounded(tmp_path, suffix):
 
 
 def test_real_rows_come_back(real_data, tmp_path):
-    for name in ("c4_demo.jsonl", "gsm8k_train.jsonl", "HumanEval.jsonl.gz", "alpaca_en_demo.json"):
-        for out in ("b.jsonl.zst", "b.json", "b.parquet"):
-            convert(real_data / name, out=tmp_path / out, force=True)
-            assert read_rows(tmp_path / out) == read_rows(real_data / name)
+    outputs = {
+        "c4_demo.jsonl": "b.jsonl.zst",
+        "alpaca_en_demo.json": "b.json",
+        "HumanEval.jsonl.gz": "b.parquet",
+    }
+    for name, out in outputs.items():
+        convert(real_data / name, out=tmp_path / out)
+        assert read_rows(tmp_path / out) == read_rows(real_data / name)
     convert(real_data / "tinyshakespeare.txt", out=tmp_path / "t.jsonl")
     texts = [row["text"] for row in read_rows(tmp_path / "t.jsonl")]
     assert "".join(texts) == (real_data / "tinyshakespeare.txt").read_text()

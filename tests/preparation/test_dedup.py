@@ -60,11 +60,11 @@ class Corpus:
 
     def __init__(self, folder, seed=1):
         rng = random.Random(seed)
-        self.plain = [" ".join(make_words(rng, 120)) for _ in range(120)]
+        self.plain = [" ".join(make_words(rng, 60)) for _ in range(60)]
         rows = [("plain", number, text) for number, text in enumerate(self.plain)]
-        rows += [("exact", number, self.plain[number]) for number in range(40)]
-        rows += [("near", number, rewrite_words(rng, self.plain[number], 0.02)) for number in range(40, 70)]
-        rows += [("far", number, rewrite_words(rng, self.plain[number], 0.5)) for number in range(70, 100)]
+        rows += [("exact", number, self.plain[number]) for number in range(20)]
+        rows += [("near", number, rewrite_words(rng, self.plain[number], 0.02)) for number in range(20, 35)]
+        rows += [("far", number, rewrite_words(rng, self.plain[number], 0.5)) for number in range(35, 50)]
         rng.shuffle(rows)
         self.rows = rows
         size = len(rows) // 4
@@ -102,7 +102,7 @@ def test_none_keeps_all(corpus, tmp_path):
 def test_exact_finds_all_and_nothing_else(corpus, tmp_path):
     result = prepare_store(corpus.inputs, tmp_path / "out")
     assert read_texts(tmp_path / "out") == corpus.firsts("exact")
-    assert result.counts.dropped == {"exact duplicate": 40}
+    assert result.counts.dropped == {"exact duplicate": 20}
     assert batchloom.check(tmp_path / "out").sound
 
 
@@ -110,23 +110,23 @@ def test_near_finds_what_its_banding_promises(corpus, tmp_path):
     similarities = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"]
     expected_count = sum(match_probability(similarity, 14, 8) for similarity in similarities)
     assert min(similarities) > 0.9
-    assert expected_count > 29.9
+    assert expected_count > 14.95
     other_similarities = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"]
     assert sum(match_probability(similarity, 14, 8) for similarity in other_similarities) < 0.3
     result = prepare_store(corpus.inputs, tmp_path / "out", dedup="near")
     # Recall and precision are 1.
     assert read_texts(tmp_path / "out") == corpus.firsts("exact", "near")
-    assert result.counts.dropped == {"exact duplicate": 40, "near duplicate": 30}
+    assert result.counts.dropped == {"exact duplicate": 20, "near duplicate": 15}
     assert batchloom.check(tmp_path / "out").sound
 
 
 def test_recall_is_that_of_the_formula(tmp_path):
     rng = random.Random(5)
-    plain = [" ".join(make_words(rng, 100)) for _ in range(150)]
+    plain = [" ".join(make_words(rng, 100)) for _ in range(75)]
     rewritten = [rewrite_words(rng, text, 0.12) for text in plain]
     probabilities = [match_probability(jaccard(*make_pair), 14, 8) for make_pair in zip(plain, rewritten, strict=True)]
     expected, spread = sum(probabilities), sum(p * (1 - p) for p in probabilities) ** 0.5
-    assert 75 < expected < 140
+    assert 37 < expected < 70
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + rewritten])
     dropped = prepare_store(path, tmp_path / "out", dedup="near").counts.dropped["near duplicate"]
     assert abs(dropped - expected) < 4 * spread
@@ -134,7 +134,7 @@ def test_recall_is_that_of_the_formula(tmp_path):
 
 def test_a_similarity_chooses_its_banding(tmp_path):
     rng = random.Random(6)
-    plain = [" ".join(make_words(rng, 100)) for _ in range(100)]
+    plain = [" ".join(make_words(rng, 100)) for _ in range(40)]
     path = write_jsonl(
         tmp_path / "in.jsonl",
         [{"text": text} for text in plain + [rewrite_words(rng, text, 0.06) for text in plain]],
@@ -148,9 +148,9 @@ def test_a_similarity_chooses_its_banding(tmp_path):
     ):
         result = prepare_store(path, tmp_path / str(settings), dedup={"mode": "near", **settings})
         dropped[*settings.values()] = result.counts.dropped.get("near duplicate", 0)
-    assert dropped[0.8,] >= 85
-    assert dropped[0.6,] == 100
-    assert dropped[0.99,] < 40
+    assert dropped[0.8,] >= 34
+    assert dropped[0.6,] == 40
+    assert dropped[0.99,] < 16
     similar = prepare_store(path, tmp_path / "0.9", dedup={"mode": "near", "similarity": 0.9})
     assert similar.counts.dropped["near duplicate"] == dropped[8, 13]
     assert read_texts(tmp_path / "0.9") == read_texts(tmp_path / str({"bands": 8, "rows": 13}))
@@ -184,22 +184,18 @@ MODES = ["exact", "near", "lines", "paragraphs"]
 @pytest.mark.parametrize("mode", MODES)
 def test_units_do_not_affect_deduplication(corpus, tmp_path, mode):
     results = []
-    for unit_bytes in (30_000, 7_000, 1 << 40):
+    for unit_bytes in (6_000, 1 << 40):
         out = tmp_path / f"{unit_bytes}"
         prepare_units(corpus.inputs, out, unit_bytes=unit_bytes, dedup=mode)
         results.append([(text, split) for _, text, split in read_documents(out)])
         assert batchloom.check(out).sound
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
     assert len(results[0]) < len(corpus.rows)
 
 
-@pytest.mark.parametrize(
-    ("mode", "workers", "unit_bytes"),
-    [
-        ("near", 2, 30_000),
-        *(pytest.param(mode, *sizes, marks=pytest.mark.slow) for mode in MODES for sizes in [(2, 7_000), (5, 30_000)]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("workers", "unit_bytes"), [(2, 2_000), (5, 8_000)])
 def test_workers_decide_no_byte(corpus, tmp_path, mode, workers, unit_bytes):
     prepare_units(corpus.inputs, tmp_path / "one", workers=1, unit_bytes=unit_bytes, dedup=mode)
     prepare_units(corpus.inputs, tmp_path / "pool", workers=workers, unit_bytes=unit_bytes, dedup=mode)
@@ -240,10 +236,10 @@ def test_repeated_paragraphs_go(pages, tmp_path):
 
 
 def test_a_duplicate_is_never_on_both_sides(tmp_path):
-    rows = [{"text": f"text {n % 300}"} for n in range(1200)]
+    rows = [{"text": f"text {n % 100}"} for n in range(300)]
     path = write_jsonl(tmp_path / "in.jsonl", rows)
     prepare_store(path, tmp_path / "all", dedup="none", val_fraction=0.2, test_fraction=0.2)
-    prepare_store(path, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, unit_bytes=1000)
+    prepare_store(path, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, unit_bytes=500)
     subset_by_text = {}
     for _, text, split in read_documents(tmp_path / "all"):
         assert subset_by_text.setdefault(text, split) == split
@@ -334,17 +330,17 @@ def test_end_tokens_do_not_make_texts_similar(tmp_path):
 
 def test_a_dry_run_reports_drops_and_the_run_resumes_it(corpus, tmp_path):
     out = tmp_path / "out"
-    dry = prepare_units(corpus.inputs, out, dry_run=True, dedup="near", unit_bytes=50_000)
-    assert dry.counts.dropped == {"exact duplicate": 40, "near duplicate": 30}
+    dry = prepare_units(corpus.inputs, out, dry_run=True, dedup="near", unit_bytes=12_000)
+    assert dry.counts.dropped == {"exact duplicate": 20, "near duplicate": 15}
     assert not dry.subsets
     assert not (out / "dataset_metadata.json").exists()
     work_folder = next(path for path in out.iterdir())
     pairs = read_report(work_folder).content.duplicates
-    assert sum(pair.count for pair in pairs) == 70
-    result = prepare_units(corpus.inputs, out, dedup="near", unit_bytes=50_000)
+    assert sum(pair.count for pair in pairs) == 35
+    result = prepare_units(corpus.inputs, out, dedup="near", unit_bytes=12_000)
     assert result.counts == dry.counts
     assert result.resumed_units > 1
-    prepare_units(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=50_000)
+    prepare_units(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=12_000)
     assert hash_store_files(out) == hash_store_files(tmp_path / "undisturbed")
 
 
@@ -407,7 +403,7 @@ def test_the_default_is_announced_once_before_work_begins(tmp_path, settings, mo
 
 
 def test_made_up_data_has_no_duplicates_to_speak_of(tmp_path):
-    result = batchloom.prepare("dummy", out=tmp_path / "out")
+    result = batchloom.prepare("dummy:documents=50", out=tmp_path / "out")
     assert not any("uplicates" in note for note in result.notes)
 
 

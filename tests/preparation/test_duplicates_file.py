@@ -1,5 +1,6 @@
 """The file of dropped duplicates: all of them, each with the record that was kept."""
 
+import functools
 import json
 import random
 from collections import defaultdict
@@ -29,6 +30,7 @@ def work_in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@functools.cache
 def make_text(number, changed=0):
     """Return a text; those of one number with few changed letters are near duplicates."""
     text = "".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz ", k=700))
@@ -52,18 +54,18 @@ def read_rows(store, generation=1):
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
-@pytest.mark.parametrize("unit_bytes", [2_000, 1 << 40])
+@pytest.mark.parametrize("unit_bytes", [5_000, 1 << 40])
 def test_every_dropped_duplicate_is_listed_with_the_kept_one(monkeypatch, dedup, unit_bytes):
     monkeypatch.setattr("batchloom.store.format.dropped_duplicates.RUN_ROWS", 8)
     rng = random.Random(0)
-    texts = {name: [make_text(rng.randrange(12), rng.randrange(4)) for _ in range(40)] for name in ("a", "b", "c")}
+    texts = {name: [make_text(rng.randrange(6), rng.randrange(4)) for _ in range(20)] for name in ("a", "b", "c")}
     files = [write_jsonl(f"{name}.jsonl", [{"text": text} for text in texts[name]]) for name in texts]
     prepare_store(files, "s", dedup=dedup, unit_bytes=unit_bytes, val_fraction=0.2)
     rows = read_rows("s")
     kept_texts = {(origin.source, origin.record): text for origin, text, _ in read_documents("s")}
     all_texts = {(f"{name}.jsonl", record): text for name in texts for record, text in enumerate(texts[name])}
     assert {dropped for _, dropped, _, _ in rows} == all_texts.keys() - kept_texts.keys()
-    assert len(rows) == len(all_texts) - len(kept_texts) > 60
+    assert len(rows) == len(all_texts) - len(kept_texts) > 30
     for kept, dropped, offset, shared in rows:
         assert (all_texts[dropped] == kept_texts[kept]) == (shared == EQUAL)
         assert all_texts[dropped][:600] == kept_texts[kept][:600]
@@ -168,7 +170,7 @@ def test_the_file_of_another_store_is_found():
 
 
 def test_a_repeated_run_writes_the_same_file():
-    write_jsonl("a.jsonl", [{"text": make_text(n % 7, n % 3)} for n in range(60)])
+    write_jsonl("a.jsonl", [{"text": make_text(n % 7, n % 3)} for n in range(30)])
     for out, unit_bytes in (("one", 3_000), ("two", 3_000)):
         prepare_store("a.jsonl", out, dedup="near", unit_bytes=unit_bytes)
     assert NAME in hash_store_files("one")

@@ -1,8 +1,6 @@
 """The token that ends plain documents: which one, why, and the notes about it."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,6 @@ import batchloom
 from batchloom.tokens import resolve_tokenizer, train_tokenizer
 from preparation.stores import write_jsonl
 
-ROOT = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
 # Published instruct tokenizers: the end of texts in the vocabulary, and the eos_token of the config.
 PUBLISHED = {"qwen3": ("<|endoftext|>", "<|im_end|>"), "llama3_1": ("<|end_of_text|>", "<|eot_id|>")}
 TEXTS = [{"text": "a first text"}, {"text": "and a second one"}]
@@ -28,12 +25,18 @@ CHOSEN = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Folder of a tokenizer whose config names the end of a chat turn."""
+@pytest.fixture(scope="module")
+def definition():
+    """Definition of a tokenizer with a token for the end of a chat turn."""
     definition = train_tokenizer(["a first text, a second text"], 300).state()["tokenizer"]
     (end,) = definition["added_tokens"]
     definition["added_tokens"].append({**end, "content": "<|im_end|>", "id": end["id"] + 1})
+    return definition
+
+
+@pytest.fixture
+def folder(tmp_path, definition):
+    """Folder of a tokenizer whose config names the end of a chat turn."""
     path = tmp_path / "instruct"
     path.mkdir()
     (path / "tokenizer.json").write_text(json.dumps(definition))
@@ -93,8 +96,8 @@ def test_a_learned_tokenizer_has_one_end_token(tmp_path, end_token):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_instruct_tokenizers(name):
-    folders = [path.parent for path in ROOT.rglob("tokenizer.json") if name in str(path)] if ROOT.is_dir() else []
+def test_published_instruct_tokenizers(real_tokenizers, name):
+    folders = [path.parent for path in real_tokenizers.rglob("tokenizer.json") if name in str(path)]
     if not folders:
         pytest.skip(f"BATCHLOOM_REAL_TOKENIZERS has no {name}")
     tokenizers = [resolve_tokenizer(str(folders[0]), end_token=end) for end in (None, "config")]

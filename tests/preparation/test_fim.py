@@ -32,7 +32,7 @@ from preparation.stores import SMALL_LIMITS, hash_store_files
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
 LETTERS = "abc def\n\tghi (x) é日本 🙂 "
-DOCUMENTS = 1200
+DOCUMENTS = 300
 
 
 def write_tokenizer(path, names, *, special=True):
@@ -58,8 +58,22 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain_store(folder):
+    """Return a store of the documents as they are."""
+    return make(folder, folder / "plain")
+
+
+@pytest.fixture(scope="module")
+def cut_store(folder):
+    """Return a store of which half of the documents are cut."""
+    return make(folder, folder / "cut", fim=0.5)
+
+
 def make(folder, out, *, recipe=None, **options):
-    defaults = {"tokenizer": str(folder / "tokenizer.json"), "val_fraction": 0.1, "normalize": False}
+    # Cut texts have other lengths, so that balancing would move other documents between subsets.
+    defaults = {"val_fraction": 0.1, "normalize": False, "balance_subsets": False}
+    defaults["tokenizer"] = str(folder / "tokenizer.json")
     batchloom.prepare([folder / "in.jsonl"], out=out, recipe=recipe, **{**defaults, **options})
     return out
 
@@ -101,13 +115,12 @@ def read_store_files(store):
     }
 
 
-@pytest.mark.parametrize("rate", [0.5, 1.0])
-def test_the_parts_are_the_text_again(folder, tmp_path, rate):
-    plain = make(folder, tmp_path / "plain")
-    cut = make(folder, tmp_path / "moved", fim=rate)
+@pytest.mark.parametrize("rate", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_the_parts_are_the_text_again(folder, plain_store, cut_store, tmp_path, rate):
+    cut = cut_store if rate == 0.5 else make(folder, tmp_path / "cut", fim=rate)
     orders = []
     for subset in ("train", "val"):
-        before, ids_before = read_documents(plain, subset)
+        before, ids_before = read_documents(plain_store, subset)
         after, ids_after = read_documents(cut, subset)
         assert len(ids_before) == len(ids_after)
         for number, (before_ids, after_ids) in enumerate(zip(ids_before, ids_after, strict=True)):
@@ -181,8 +194,8 @@ def test_cuts_are_anywhere(folder, tmp_path):
     assert np.allclose(np.mean(shares, axis=0), 1 / 3, atol=0.04)
 
 
-def test_a_rate_of_zero_changes_nothing(folder, tmp_path):
-    plain = read_store_files(make(folder, tmp_path / "plain"))
+def test_a_rate_of_zero_changes_nothing(folder, plain_store, tmp_path):
+    plain = read_store_files(plain_store)
     assert read_store_files(make(folder, tmp_path / "none", fim=0)) == plain
     assert b"fim" not in plain[Path("dataset_metadata.json")].replace(b"<fim_", b"")
     recipe = Recipe(inputs=("a",))
@@ -194,15 +207,14 @@ def test_a_rate_of_zero_changes_nothing(folder, tmp_path):
 FINGERPRINT = "530f7466bcb781bd2d57537830ad6b0c"
 
 
-def test_units_workers_and_order_decide_nothing(folder, tmp_path):
-    one_unit_store = make(folder, tmp_path / "whole", fim=0.5)
-    assert read_store_files(make(folder, tmp_path / "two", fim=0.5, workers=2)) == read_store_files(one_unit_store)
+def test_units_workers_and_order_decide_nothing(folder, cut_store, tmp_path):
+    assert read_store_files(make(folder, tmp_path / "two", fim=0.5, workers=2)) == read_store_files(cut_store)
     lines = (folder / "in.jsonl").read_text().splitlines()
     (tmp_path / "in.jsonl").write_text("\n".join(reversed(lines)) + "\n")
     reversed_store = make(tmp_path, tmp_path / "turned", fim=0.5, tokenizer=str(folder / "tokenizer.json"))
-    assert sorted(read_documents(reversed_store)[1]) == sorted(read_documents(one_unit_store)[1])
+    assert sorted(read_documents(reversed_store)[1]) == sorted(read_documents(cut_store)[1])
     other_seed = make(folder, tmp_path / "other", fim={"rate": 0.5, "seed": 1})
-    assert read_documents(other_seed)[1] != read_documents(one_unit_store)[1]
+    assert read_documents(other_seed)[1] != read_documents(cut_store)[1]
 
 
 class StopError(Exception):
@@ -215,16 +227,17 @@ def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, w
         inputs=(str(folder / "in.jsonl"),),
         tokenizer=str(folder / "tokenizer.json"),
         reading=ReadRecipe(fim=FimRecipe(rate=0.5), normalize=False),
+        balance_subsets=False,
     )
 
     def run(out, listener=lambda event: None, workers=1):
         execution = ExecutionSettings(workers=workers)
-        settings = RunSettings(limits=SMALL_LIMITS, unit_bytes=8000, execution=execution)
+        settings = RunSettings(limits=SMALL_LIMITS, unit_bytes=4000, execution=execution)
         run_recipe(recipe, out, listener, settings=settings)
         return hash_store_files(out)
 
     def stop(event):
-        if isinstance(event, Progress) and event.phase == "tokenize" and event.documents > 400:
+        if isinstance(event, Progress) and event.phase == "tokenize" and event.documents > 100:
             raise StopError
 
     expected = run(tmp_path / "whole")
@@ -245,19 +258,14 @@ def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
         assert read_recipe(first).reading.fim == parse_fim(fim)
 
 
-@pytest.mark.parametrize("dedup", ["exact", "near"])
+@pytest.mark.parametrize("dedup", [pytest.param("exact", marks=pytest.mark.slow), "near"])
 def test_duplicates_are_found_as_without(folder, tmp_path, dedup):
     lines = (folder / "in.jsonl").read_text().splitlines()[:100]
     long = [json.loads(line)["text"] + " ".join(map(str, range(n, n + 400))) for n, line in enumerate(lines[:5])]
     near_texts = [text + " the end" for text in long]
     lines += [json.dumps({"text": text}) for text in (*long, *near_texts)] + lines[:50]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    # Cut texts have other lengths, so that balancing would move other documents between subsets.
-    options = {
-        "tokenizer": str(folder / "tokenizer.json"),
-        "dedup": dedup,
-        "balance_subsets": False,
-    }
+    options = {"tokenizer": str(folder / "tokenizer.json"), "dedup": dedup}
     plain, cut = (read_documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1))
     provenance = [[store[n].provenance for n in range(len(store))] for store in (plain, cut)]
     assert provenance[0] == provenance[1]

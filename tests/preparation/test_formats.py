@@ -14,7 +14,7 @@ from preparation.stores import hash_store_files, prepare_store, read_documents, 
 from sources.test_archives import make_archive
 from sources.test_tables import pa, write_table
 
-RECORDS = [{"text": f'Record {i} says "é" {"and more " * (i % 7)}', "n": i} for i in range(400)]
+RECORDS = [{"text": f'Record {i} says "é" {"and more " * (i % 7)}', "n": i} for i in range(120)]
 EXPECTED = [record["text"] for record in RECORDS]
 
 
@@ -41,15 +41,21 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("unit", [1 << 40, 3000])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        *((name, 2500) for name in WRITERS),
+        ("a.jsonl", 1 << 40),
+        *(pytest.param(name, 1 << 40, marks=pytest.mark.slow) for name in WRITERS if name != "a.jsonl"),
+    ],
+)
 def test_documents_are_those_of_the_records(tmp_path, name, unit):
     path = tmp_path / name
     WRITERS[name](path)
     prepare_store(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1)
     rows = read_documents(tmp_path / "out")
     assert [text for _, text, _ in rows] == EXPECTED
-    assert [origin.record for origin, _, _ in rows] == list(range(400))
+    assert [origin.record for origin, _, _ in rows] == list(range(len(RECORDS)))
     assert check(tmp_path / "out").faults == []
     before = hash_store_files(tmp_path / "out")
     assert prepare_store(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
@@ -61,12 +67,12 @@ def test_documents_are_those_of_the_records(tmp_path, name, unit):
 
 def test_a_table_is_cut_at_its_groups_and_learned_from(tmp_path):
     path = write_table(tmp_path / "a.parquet", pa.Table.from_pylist(RECORDS), 30)
-    prepare_store(path, tmp_path / "out", unit_bytes=2000, tokenizer="train:300")
+    prepare_store(path, tmp_path / "out", unit_bytes=600, tokenizer="train:300")
     (source,) = read_manifest(tmp_path / "out").sources
     assert source.kind == "parquet"
     assert len(source.parts) > 3
     assert [part.stop for part in source.parts[:-1]] == [part.start for part in source.parts[1:]]
-    assert sum(part.records for part in source.parts) == 400
+    assert sum(part.records for part in source.parts) == len(RECORDS)
 
 
 @pytest.mark.parametrize("unit", [1 << 40, 500])

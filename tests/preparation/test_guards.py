@@ -19,16 +19,16 @@ from batchloom.store import read_manifest, remove_documents
 from preparation.jobs import run_until_killed
 from preparation.stores import INLINE, hash_store_files, make_recipe, prepare_store, write_jsonl
 
-SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
+SETTINGS = {"unit_bytes": 500, "tokens_per_shard": 500, "val_fraction": 0.2}
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
 
 
 @pytest.fixture
 def inputs(tmp_path):
-    """Write forty documents twice, in two files."""
+    """Write twenty documents twice, in two files."""
     words = [f"word{number}" for number in range(400)]
     rng = np.random.default_rng(3)
-    texts = [" ".join(rng.choice(words, 12)) for _ in range(40)]
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(20)]
     write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
     return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
@@ -102,14 +102,14 @@ def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inp
     assert read_manifest(out).generation == 2
 
 
-@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [60, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs, stride):
     near_settings = SETTINGS | {"dedup": "near"}
     prepare_store(inputs, tmp_path / "whole", **near_settings)
     with pytest.raises(KeyboardInterrupt):
-        prepare_store(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near_settings)
+        prepare_store(inputs, tmp_path / "stopped", listener=stop_at("write", 10), **near_settings)
     other_recipe = make_recipe(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
-    restart_settings = RunSettings(restart=True, unit_bytes=900, execution=INLINE)
+    restart_settings = RunSettings(restart=True, unit_bytes=500, execution=INLINE)
     count, runs, killed = 1, 0, True
     while killed:
         out = tmp_path / f"out{count}"
@@ -134,12 +134,12 @@ def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, m
     prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
-        prepare_store(inputs, out, listener=stop_at("write", 20), **SETTINGS)
+        prepare_store(inputs, out, listener=stop_at("write", 10), **SETTINGS)
     worker_setup._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: f"{get_version(name)}.99")
         with pytest.raises(KeyboardInterrupt):
-            prepare_store(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
+            prepare_store(inputs, out, listener=stop_at("tokenize", 10), **SETTINGS)
     worker_setup._get_installed_version.cache_clear()
     prepare_store(inputs, out, **SETTINGS)
     assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
@@ -187,7 +187,7 @@ def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_p
 def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, inputs):
     # Half of the second file remains, so that it is copied and not linked.
     lines = inputs[0].read_text().splitlines(keepends=True)
-    inputs[1].write_text("".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])]))
+    inputs[1].write_text("".join([*lines[:10], *(line.replace("word", "other") for line in lines[10:])]))
     settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):

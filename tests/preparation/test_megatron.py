@@ -1,9 +1,13 @@
 """Megatron's reader reads every subset and shard that ``prepare`` writes."""
 
+import pytest
+
 import batchloom
 from oracles import import_megatron
 
 
+# Loading Megatron takes seconds; the fast tier reads files of the same writer in tests/store/test_megatron.py.
+@pytest.mark.slow
 def test_every_prepared_shard_is_a_megatron_prefix(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(f"line {n} of a text" * (n % 5 + 1) for n in range(300)))
     batchloom.prepare(

@@ -782,7 +782,7 @@ def test_an_unknown_key_in_every_record_is_one_line(folder, place):
         {**({"mood": "calm"} if place == "column" else {}), "messages": [
             {"role": "user", "content": f"q{n}", **({"mood": "calm"} if place == "message" else {})},
             {"role": "assistant", "content": "a"}]}
-        for n in range(5000)
+        for n in range(1500)
     ]  # fmt: skip
     write_jsonl(folder / "many.jsonl", records)
     result = batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
@@ -791,7 +791,7 @@ def test_an_unknown_key_in_every_record_is_one_line(folder, place):
 
 
 def test_an_unsupported_key_in_every_later_record_is_one_line(folder):
-    records = [{"messages": OPENAI[0]["messages"], **({"functions": ["x"]} if n > 200 else {})} for n in range(5000)]
+    records = [{"messages": OPENAI[0]["messages"], **({"functions": ["x"]} if n > 200 else {})} for n in range(1500)]
     write_jsonl(folder / "many.jsonl", records)
     with pytest.raises(InputError) as caught:
         batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)

@@ -68,8 +68,8 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._CHUNK_ROWS", 7)
     monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
     monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
-    write_jsonl(tmp_path / "in.jsonl", ROWS)
-    for name, tokens_per_shard, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
+    write_jsonl(tmp_path / "in.jsonl", ROWS[:60])
+    for name, tokens_per_shard, count in (("tiny", 1, 60), ("odd", 500, 6), ("one", 10**6, 2)):
         out = tmp_path / name
         prepare_store(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": tokens_per_shard})
         shards = 0
@@ -81,20 +81,20 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
                 sizes = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
                 assert len(sizes) == 2 or sizes.sum() <= tokens_per_shard
             shards += len(store.shards)
-        assert shards >= count / 10
+        assert shards >= count
         assert batchloom.check(out).sound
-        assert [pair[1] for pair in read_pairs(out)] == list(range(200))
+        assert [pair[1] for pair in read_pairs(out)] == list(range(60))
 
 
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
-    write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"prompt": "a", "chosen": "b", "rejected": "b"}])
+    write_jsonl(tmp_path / "in.jsonl", [*ROWS[:80], {"prompt": "a", "chosen": "b", "rejected": "b"}])
     inputs = [tmp_path / "in.jsonl"]
     prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     prepare_store(inputs, tmp_path / "one", val_fraction=0.2)
     assert [pair[1:] for pair in read_pairs(tmp_path / "one")] == [pair[1:] for pair in read_pairs(tmp_path / "whole")]
     expected, out, runs = hash_store_files(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
-    while prepare_until_killed({"open"}, 200, inputs, out, **SETTINGS):
+    while prepare_until_killed({"open"}, 110, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2

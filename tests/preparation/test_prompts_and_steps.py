@@ -81,15 +81,15 @@ SETTINGS = {"unit_bytes": 3000, "val_fraction": 0.2, "tokens_per_shard": 700, **
 
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
-    write_jsonl(tmp_path / "in.jsonl", [*ROWS[:50], {"question": ""}, *ROWS[50:], ROWS[3]])
+    write_jsonl(tmp_path / "in.jsonl", [*ROWS[:50], {"question": ""}, *ROWS[50:100], ROWS[3]])
     inputs = [tmp_path / "in.jsonl"]
     prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     rows = read_rows_by_level(tmp_path / "whole")
-    assert rows == list(map(expect, range(200)))
+    assert rows == list(map(expect, range(100)))
     assert batchloom.check(tmp_path / "whole").sound
     expected, out, runs = hash_store_files(tmp_path / "whole"), tmp_path / "out", 0
     assert sum(name.endswith(".fields") for name in expected) > 5
-    while prepare_until_killed({"open"}, 200, inputs, out, **SETTINGS):
+    while prepare_until_killed({"open"}, 120, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2

@@ -441,14 +441,14 @@ def test_files_that_are_no_recipe(folder, name, content, message):
 
 def test_paths_that_are_no_recipe(folder):
     os.mkfifo("pipe.yaml")
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InputError, match="it is a pipe or a device"):
         read_recipe("pipe.yaml")
     with open("large.yaml", "wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(InputError, match="more than 32 MiB"):
         read_recipe("large.yaml")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     with pytest.raises(InputMissingError, match=r"did you mean 'pipe.yaml'\?"):
         read_recipe("pip.yaml")
     with pytest.raises(InputError, match="must be a local path"):

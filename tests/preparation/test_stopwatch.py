@@ -10,31 +10,39 @@ from batchloom.preparation.units.unit_report import STAGES, Stopwatch, add_stage
 from preparation.stores import INLINE, make_recipe
 
 
-def test_time_counts_also_where_the_work_fails():
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list whose last number is the time in seconds."""
+    times = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: times[-1])
+    return times
+
+
+def test_time_counts_also_where_the_work_fails(clock):
     watch = Stopwatch()
     with watch.time("encode", 100, 2):
-        time.sleep(0.02)
+        clock.append(2)
     with pytest.raises(ValueError), watch.time("encode", 10, 1):
         raise ValueError
     stage_time = watch.get_stage_times()["encode"]
-    assert 0.02 <= stage_time.seconds < 2
+    assert stage_time.seconds == 2
     assert (stage_time.bytes, stage_time.documents) == (110, 3)
 
 
-def test_what_is_done_with_an_item_is_not_counted():
+def test_what_is_done_with_an_item_is_not_counted(clock):
     watch = Stopwatch()
 
     def yield_slowly():
         for number in range(3):
-            time.sleep(0.01)
+            clock.append(clock[-1] + 1)
             yield number
 
     numbers = []
     for number in watch.time_each("read", yield_slowly()):
-        time.sleep(0.05)
+        clock.append(clock[-1] + 50)
         numbers.append(number)
     assert numbers == [0, 1, 2]
-    assert 0.03 <= watch.get_stage_times()["read"].seconds < 0.12
+    assert watch.get_stage_times()["read"].seconds == 3
 
 
 def test_threads_lose_nothing():
@@ -59,16 +67,16 @@ def test_stages_come_in_the_order_of_a_job():
 
 def test_a_batch_costs_next_to_nothing():
     watch = Stopwatch()
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         with watch.time("clean"):
             pass
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
-    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(500)))
     settings = RunSettings(unit_bytes=4000, dry_run=dry_run, execution=INLINE)
     recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
     run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
@@ -81,14 +89,15 @@ def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
 
 
 def test_the_phases_cover_the_complete_time_of_a_job(tmp_path):
-    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(500)))
     recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
-    shares = []
+    shares = [0.0]
     # A busy machine may stop the process between two phases; a missing phase is missing each time.
-    for number in range(3):
+    while shares[-1] < 0.8:
+        number = len(shares)
+        assert number < 100, shares
         out = tmp_path / f"out{number}"
         run_recipe(recipe, out, lambda event: None, settings=RunSettings(unit_bytes=4000, execution=INLINE))
         report = read_report(out)
         shares.append(sum(report.seconds_by_phase.values()) / report.seconds)
-    assert max(shares) > 0.8
     assert all(share < 1.05 for share in shares)

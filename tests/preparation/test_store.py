@@ -92,7 +92,7 @@ def check_subsets(out, val, test, expected_texts):
 def test_lines_are_right_across_the_cuts_of_units(tmp_path):
     lines = [
         "",
-        *(json.dumps({"text": f"text {i}"}) for i in range(300)),
+        *(json.dumps({"text": f"text {i}"}) for i in range(180)),
         "broken",
         "",
         '{"text":"end"}',
@@ -107,7 +107,7 @@ def test_lines_are_right_across_the_cuts_of_units(tmp_path):
     (bad,) = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
     assert (bad["source"], bad["line"], bad["column"], bad["snippet"]) == (
         "a.jsonl",
-        302,
+        182,
         1,
         "broken",
     )

@@ -20,6 +20,7 @@ from preparation.jobs import make_job, start_job, wait_for_job
 from preparation.stores import hash_store_files, write_jsonl
 from preparation.workers.ray_nodes import add_node, kill_node, ray_cluster
 from processes import have_ended
+from waiting import LIMIT_S
 
 RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "3"))
 CLEAN_STEPS = ["control", "whitespace", "pii", {"length": {"least_words": 4}}]
@@ -186,7 +187,7 @@ def run_with_kills(rng, job, run_size, ray=False):
                 new_kills, workers = disturb(rng, process, out, run_size, kills_left, ray)
                 report, kills_left = wait_for_job(process), kills_left - len(new_kills)
                 kills += new_kills
-                assert ray or have_ended([worker.pid for worker in workers])
+                assert ray or have_ended([worker.pid for worker in workers], LIMIT_S)
                 if report is not None and "error" in report:
                     assert KILL_ERRORS.search(report["error"]), report
                     report = None

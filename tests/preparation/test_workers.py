@@ -33,14 +33,14 @@ def prepare_in_pool(inputs, out, workers=2, **settings):
 @pytest.fixture
 def sequential_inputs(tmp_path):
     """Write a CSV file and a JSON list of several units each."""
-    rows = [f'{n},"row {n}\nof ""quoted"" text {"x" * (n % 37)}"' for n in range(600)]
+    rows = [f'{n},"row {n}\nof ""quoted"" text {"x" * (n % 37)}"' for n in range(300)]
     (tmp_path / "a.csv").write_text("id,text\n" + "\n".join(rows) + "\n")
-    elements = [{"text": f"element {n} " + "y" * (n % 41)} for n in range(500)]
+    elements = [{"text": f"element {n} " + "y" * (n % 41)} for n in range(250)]
     (tmp_path / "b.json").write_text(json.dumps(elements, indent=1))
     return [tmp_path / "a.csv", tmp_path / "b.json"]
 
 
-@pytest.mark.parametrize("dedup", ["exact", "lines"])
+@pytest.mark.parametrize("dedup", [pytest.param("exact", marks=pytest.mark.slow), "lines"])
 def test_parts_that_are_read_in_order_give_the_same_bytes_in_a_pool(tmp_path, sequential_inputs, dedup):
     settings = {"unit_bytes": 4000, "limits": SMALL_LIMITS, "dedup": dedup}
     prepare_store(sequential_inputs, tmp_path / "one", **settings)
@@ -63,7 +63,7 @@ def test_part_cuts_are_found_once_for_all_workers(tmp_path, sequential_inputs, m
 
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
-    write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(300)])
     collect_versions = prepare_run.collect_versions
     monkeypatch.setattr(
         prepare_run, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
@@ -73,7 +73,7 @@ def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monk
     assert str(error.value).startswith("A worker has tokenizers ")
     assert "where the coordinator has 0.0.1: it would write other bytes." in str(error.value)
     monkeypatch.undo()
-    prepare_in_pool([tmp_path / "a.jsonl"], tmp_path / "out")
+    prepare_in_pool([tmp_path / "a.jsonl"], tmp_path / "out", workers=1)
     assert not (tmp_path / "out" / ".work").exists()
 
 
@@ -133,6 +133,7 @@ def test_inputs_above_64_mib_use_all_cores(total_mib, units, cores, workers, mon
     assert choose_worker_count(ExecutionSettings(), units, total_mib * MIB) == workers
 
 
+@pytest.mark.slow
 def test_an_input_of_some_units_gives_the_same_bytes_with_two_workers(tmp_path):
     rows = [{"text": f"document {number} " + "word " * 4000} for number in range(2000)]
     write_jsonl(tmp_path / "a.jsonl", rows)

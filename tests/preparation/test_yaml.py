@@ -74,17 +74,17 @@ def test_invalid_yaml_is_reported_with_its_position(text, line, column, message)
     assert (error.value.line, error.value.column) == (line, column)
     assert str(error.value).startswith("f.yaml")
     assert len(str(error.value)) < 400
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("inner", ["[*a{0}, *a{0}, *a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}, z: *a{0}}}"])
 def test_a_billion_laughs_end_soon(inner):
     lines = ["- &a0 [lol, lol, lol, lol]"]
     lines += [f"- &a{n + 1} {inner.format(n)}" for n in range(60)]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RecordError, match="values, aliases followed"):
         parse("\n".join(lines))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 10
 
 
 def test_aliases_do_not_nest_deeper_than_lists_may():

@@ -67,10 +67,10 @@ def make_small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=Non
     return Stream(replace(recipe, inputs=tuple(map(str, inputs))), settings)
 
 
-def collect_rows(stream: Stream, world: int = 1, state=None) -> dict:
-    """Map (step, row) to the ids, labels and positions of every row of all ranks."""
+def collect_rows(stream: Stream, world: int = 1, state=None, ranks=None) -> dict:
+    """Map (step, row) to the ids, labels and positions of every row of some or all ranks."""
     rows = {}
-    for rank in range(world):
+    for rank in range(world) if ranks is None else ranks:
         loader = Loader(stream, rank=rank, world_size=world, output="numpy", prefetch=0)
         if state is not None:
             loader.load_state_dict(state)

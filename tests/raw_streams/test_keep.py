@@ -1,8 +1,8 @@
+import contextlib
 import gzip
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from batchloom.preparation import (
 from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
 from preparation.stores import INLINE
+from processes import have_ended
 from raw_streams.streams import (
     LIMITS,
     collect_rows,
@@ -44,8 +45,10 @@ from raw_streams.streams import (
     write_table,
     write_texts,
 )
+from waiting import LIMIT_S
 
-LONG_RUN = {"steps": 120, "seq_len": 128}
+# Two epochs of the inputs, and some steps.
+LONG_RUN = {"steps": 48, "seq_len": 128}
 
 
 def read_store_files(folder: Path) -> dict[str, bytes]:
@@ -67,17 +70,17 @@ def make_inputs(folder: Path, kind: str) -> Path:
     folder.mkdir()
     if kind == "jsonl":
         for number in range(3):
-            write_texts(folder / f"{number}.jsonl", 150, seed=number)
+            write_texts(folder / f"{number}.jsonl", 60, seed=number)
     elif kind == "text":
-        (folder / "long.txt").write_text("\n\n".join(make_texts(300)))
+        (folder / "long.txt").write_text("\n\n".join(make_texts(120)))
         (folder / "short.txt").write_text("a short text")
     elif kind == "mixed":
-        write_texts(folder / "a.jsonl", 200)
+        write_texts(folder / "a.jsonl", 80)
         (folder / "b.jsonl.gz").write_bytes(
-            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in make_texts(80, 5)).encode())
+            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in make_texts(40, 5)).encode())
         )
-        (folder / "c.csv").write_text("text\n" + "".join(f'"{t}\n"\n' for t in make_texts(90, 6)))
-        write_table(make_texts(60, 7), folder)
+        (folder / "c.csv").write_text("text\n" + "".join(f'"{t}\n"\n' for t in make_texts(40, 6)))
+        write_table(make_texts(30, 7), folder)
     elif kind == "chat":
         rows = [
             {
@@ -86,19 +89,28 @@ def make_inputs(folder: Path, kind: str) -> Path:
                     {"role": "assistant", "content": f"answer {n} " * (n % 9 + 1)},
                 ]
             }
-            for n in range(200)
+            for n in range(90)
         ]
         write_lines(folder / "chat.jsonl", rows)
     elif kind == "bad":
-        rows = [json.dumps({"text": t}) for t in make_texts(200)]
+        rows = [json.dumps({"text": t}) for t in make_texts(120)]
         rows[20:20] = ["{"]
-        rows[150:150] = ['{"text": "a']
+        rows[90:90] = ['{"text": "a']
         (folder / "bad.jsonl").write_text("\n".join(rows) + "\n")
     return folder
 
 
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("kind", ["jsonl", "text", "mixed", "chat", "bad"])
+IN_FAST_TIER = {("jsonl", 1), ("text", 2), ("mixed", 2), ("chat", 1), ("bad", 2)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [
+        pytest.param(kind, world, marks=[] if (kind, world) in IN_FAST_TIER else [pytest.mark.slow])
+        for kind in ("jsonl", "text", "mixed", "chat", "bad")
+        for world in (1, 2)
+    ],
+)
 def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
     inputs, out = make_inputs(tmp_path / "inputs", kind), tmp_path / "kept"
     chat = ChatRecipe(max_tokens=60, overlong="split") if kind == "chat" else ChatRecipe()
@@ -128,12 +140,12 @@ def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
                 repeated[batch.step, 2 * row + rank] = tuple(batch[key][row].tolist() for key in sorted(batch))
     assert repeated == streamed
     loader = Loader(plan, rank=0, world_size=2, output="numpy")
-    assert tuple(loader[40]["input_ids"][1].tolist()) == tuple(streamed[40, 2][0])
+    assert tuple(loader[20]["input_ids"][1].tolist()) == tuple(streamed[20, 2][0])
 
 
 def test_a_completed_epoch_is_not_read_again(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = make_small_stream(inputs, keep=out, lanes=2, **{**LONG_RUN, "steps": 200})
+    stream = make_small_stream(inputs, keep=out, lanes=2, **{**LONG_RUN, "steps": 80})
     collect_rows(stream)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
@@ -156,12 +168,27 @@ def test_a_resumed_stream_keeps_its_units(tmp_path):
     expected = collect_rows(make_small_stream(inputs, lanes=2, **LONG_RUN))
     loader = Loader(make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN), output="numpy", prefetch=0)
     for batch in loader:
-        if batch.step == 30:
+        if batch.step == 12:
             break
     assert list((out / ".work" / STREAM_BATCHES_FOLDER).rglob("stretch.json"))
     stream = make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
     resumed = collect_rows(stream, state=loader.state_dict())
-    assert resumed == {position: row for position, row in expected.items() if position[0] > 30}
+    assert resumed == {position: row for position, row in expected.items() if position[0] > 12}
+    stream.finish(workers=1)
+    assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
+
+
+def test_a_range_that_is_resumed_inside_is_not_kept(tmp_path):
+    """A stream that is kept from a step on has not read the first records of a range."""
+    inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
+    loader = Loader(make_small_stream(inputs, lanes=2, **LONG_RUN), output="numpy", prefetch=0)
+    for batch in loader:
+        if batch.step == 4:
+            break
+    state = loader.state_dict()
+    assert all(position[4] > 0 for position in state["lanes"].values())
+    stream = make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
+    collect_rows(stream, state=state)
     stream.finish(workers=1)
     assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
 
@@ -196,25 +223,31 @@ def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
 def test_a_killed_worker_does_not_change_the_rows(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
     expected = collect_rows(make_small_stream(inputs, lanes=2, **LONG_RUN))
-    # Other tests use the server of warm processes. It is not a worker.
-    other_processes = set(psutil.Process().children())
     stream = make_small_stream(inputs, keep=out, lanes=2, workers=2, **LONG_RUN)
-    rows, killed = {}, 0
+    rows, servers = {}, set()
     for batch in Loader(stream, output="numpy", prefetch=0):
         for row in range(8):
             rows[batch.step, row] = tuple(batch[key][row].tolist() for key in sorted(batch))
-        if batch.step in (10, 50):
-            for child in set(psutil.Process().children()) - other_processes:
-                # Python's resource tracker serves later tests, and a zombie is already killed.
-                is_zombie = child.status() == psutil.STATUS_ZOMBIE
-                if not is_zombie and "multiprocessing.resource_tracker" not in child.cmdline()[-1]:
-                    os.kill(child.pid, signal.SIGKILL)
-                    killed += 1
-            time.sleep(0.1)
-    assert killed
+        servers |= list_worker_servers()
+        if batch.step == 4:
+            # A worker ends with its server.
+            server = min(servers)
+            os.kill(server, signal.SIGKILL)
+            assert have_ended([server], LIMIT_S)
+    assert len(servers) == 3
     assert rows == expected
     stream.finish(workers=1)
     assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
+
+
+def list_worker_servers() -> set[int]:
+    """List the processes of this one that fork workers."""
+    servers = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("run_server" in word for word in child.cmdline()):
+                servers.add(child.pid)
+    return servers
 
 
 def test_prepare_resumes_the_units_of_a_stream(tmp_path):
@@ -318,7 +351,7 @@ def run_kept_stream(inputs, out, **settings):
     ("changes", "message"),
     [
         ({"val_fraction": 0.1}, "val_fraction"),
-        ({"tokenizer": "gpt2"}, "tokenizer"),
+        ({"tokenizer": "train:300"}, "tokenizer"),
         ({"inputs": "b.jsonl"}, "inputs: b.jsonl is new"),
     ],
 )

@@ -7,7 +7,7 @@ from batchloom import PlanError, PlanSpec
 from batchloom.streaming import FeedSettings, RankFeed
 from batchloom.streaming.lane import LanePosition, StreamPool
 
-STEPS = 1500
+STEPS = 500
 
 
 class OneSequenceReader:

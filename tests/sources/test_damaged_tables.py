@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pyarrow.parquet.encryption as pe
 import pytest
 
 from batchloom import BatchloomError, InputError
+from batchloom.cli import run_command_line
+from batchloom.sources.formats import table_probe
 from sources.source_reading import read_inputs
 
 ROWS = [{"text": f"row {n} é", "n": n, "l": [1, None], "s": {"a": None, "b": [{"c": 1.5}]}} for n in range(60)]
@@ -122,12 +125,12 @@ def run_seeds(folder, first, last):
 
 
 def test_no_damage_ends_the_process(tmp_path):
-    run_seeds(tmp_path, 0, 400)
+    run_seeds(tmp_path, 0, 100)
 
 
 @pytest.mark.slow
 def test_no_damage_of_many_seeds_ends_the_process(tmp_path):
-    run_seeds(tmp_path, 400, 12_000)
+    run_seeds(tmp_path, 100, 12_000)
 
 
 # pyarrow reads the file footer in a thread, and a process that ends before the thread may be aborted.
@@ -138,7 +141,7 @@ from batchloom.sources import list_sources, ReadRules, RecordBounds
 import batchloom.sources.formats.table_format
 source = list_sources([sys.argv[1]]).sources[0]
 bounds = RecordBounds(ReadRules())
-for _ in range(12):
+for _ in range(int(sys.argv[2])):
     if not (child := os.fork()):
         try:
             bounds.starts(source)
@@ -149,10 +152,12 @@ for _ in range(12):
 """
 
 
-def test_a_process_exits_normally_after_a_damaged_file(tmp_path):
+@pytest.mark.parametrize("processes", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_process_exits_normally_after_a_damaged_file(tmp_path, processes):
     path = tmp_path / "a.arrow"
     path.write_bytes(b"ARROW1\0\0" + b"\xff" * 400)
-    process = subprocess.run([sys.executable, "-c", EXIT_SCRIPT, str(path)], capture_output=True, text=True)
+    command = [sys.executable, "-c", EXIT_SCRIPT, str(path), str(processes)]
+    process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
 
 
@@ -217,8 +222,10 @@ if "batchloom.sources.formats.table_probe" in " ".join(sys.orig_argv):
 
     class CrashingFile(pq.ParquetFile):
         def __init__(self, file, **options):
-            if b"crash" in file.read():
-                os.kill(os.getpid(), signal.SIGSEGV)
+            data = file.read()
+            for word, number in ((b"crash", signal.SIGSEGV), (b"kill", signal.SIGKILL)):
+                if word in data:
+                    os.kill(os.getpid(), number)
             file.seek(0)
             super().__init__(file, **options)
 
@@ -226,44 +233,53 @@ if "batchloom.sources.formats.table_probe" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.fixture(scope="module")
+def crashing_probes(tmp_path_factory):
+    """Probe processes, which open tables first, whose parser crashes on some texts."""
+    folder = tmp_path_factory.mktemp("crashing")
+    (folder / "sitecustomize.py").write_text(CRASHING_PARSER)
+    table_probe._probe.close()
+    yield folder
+    table_probe._probe.close()
+
+
+@pytest.fixture
+def run(crashing_probes, tmp_path, monkeypatch, capfd):
+    """Run a command on a sound table and one of a text; return its exit code and output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(crashing_probes), prepend=os.pathsep)
+
+    def run_command(command_line, text):
+        shutil.rmtree("data", ignore_errors=True)
+        Path("data").mkdir()
+        pq.write_table(pa.table({"text": ["sound"] * 3}), "data/a.parquet")
+        pq.write_table(pa.table({"text": [text] * 3}), "data/b.parquet")
+        return run_command_line(command_line.split()), "".join(capfd.readouterr())
+
+    return run_command
+
+
 @pytest.mark.parametrize(
     "command_line",
     [
-        "doctor {} --tokenizer bytes",
-        "prepare {} --out store --tokenizer bytes",
-        "prepare {} --out store --tokenizer bytes --workers 1",
-        "convert {} --out out.jsonl",
+        "doctor data --tokenizer bytes",
+        "prepare data --out store --tokenizer bytes",
+        pytest.param("prepare data --out store --tokenizer bytes --workers 1", marks=pytest.mark.slow),
+        "convert data --out out.jsonl",
     ],
 )
-def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, command_line):
-    """Crash the probe process, which opens tables first."""
-    (tmp_path / "sitecustomize.py").write_text(CRASHING_PARSER)
-    (tmp_path / "data").mkdir()
-    pq.write_table(pa.table({"text": ["sound"] * 3}), tmp_path / "data" / "a.parquet")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    def run():
-        command = [sys.executable, "-m", "batchloom", *command_line.format("data").split()]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-
-    pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "data" / "b.parquet")
-    result = run()
-    assert result.returncode == 1, result.stderr
-    output = result.stdout + result.stderr
+def test_a_crash_of_the_parser_is_an_error_that_names_the_file(run, command_line):
+    code, output = run(command_line, "crash")
+    assert code == 1, output
     assert (
         "b.parquet is damaged or has encrypted columns: the parser of parquet files crashed on it (SIGSEGV)" in output
     )
     assert "Traceback" not in output
-    (tmp_path / "data" / "b.parquet").unlink()
-    assert run().returncode == 0
+    code, output = run(command_line, "other")
+    assert code == 0, output
 
 
-def test_a_killed_probe_process_does_not_blame_the_file(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(CRASHING_PARSER.replace("SIGSEGV", "SIGKILL"))
-    pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "b.parquet")
-    command = [sys.executable, "-m", "batchloom", "convert", "b.parquet", "--out", "out.jsonl"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    output = result.stdout + result.stderr
+def test_a_killed_probe_process_does_not_blame_the_file(run):
+    code, output = run("convert data --out out.jsonl", "kill")
     assert "b.parquet cannot be read: the process that opened it was killed (out of memory?)" in output
-    assert result.returncode == 1
+    assert code == 1

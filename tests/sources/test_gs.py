@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 import os
+from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
@@ -26,7 +27,7 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 pytest.importorskip("gcsfs", reason="gs:// is tested where gcsfs is installed")
 emulator = pytest.importorskip("gcp_storage_emulator.server", reason="no emulator of gs://")
 
-LINES = b"".join(b'{"text": "document %d"}\n' % number for number in range(20_000))
+LINES = b"".join(b'{"text": "document %d"}\n' % number for number in range(4000))
 
 
 class RelayHandler(Handler):
@@ -69,18 +70,31 @@ def storage():
     server.stop()
 
 
+@contextmanager
+def new_clients():
+    """Connect to the servers of the environment anew; close all connections at the end of the block."""
+    from fsspec.asyn import sync
+    from gcsfs import GCSFileSystem
+
+    GCSFileSystem.clear_instance_cache()
+    try:
+        yield
+    finally:
+        for client in GCSFileSystem._cache.values():
+            if client._session is not None:
+                sync(client.loop, client._session.close)
+        GCSFileSystem.clear_instance_cache()
+
+
 @pytest.fixture
 def gs(storage, monkeypatch):
-    import gcsfs
-
     with serve(RelayHandler) as relay:
         relay.behind = storage
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
         shorten_retry_delays(monkeypatch)
-        gcsfs.GCSFileSystem.clear_instance_cache()
-        yield relay
-        gcsfs.GCSFileSystem.clear_instance_cache()
+        with new_clients():
+            yield relay
 
 
 def upload_files(storage, **files):
@@ -105,7 +119,7 @@ def test_a_gs_folder_gives_the_store_of_a_local_copy(gs, storage, tmp_path):
     for name, data in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    options = {"unit_bytes": 200_000}
+    options = {"unit_bytes": 40_000}
     prepare_store("gs://bucket/d", tmp_path / "far", **options)
     prepare_store(tmp_path / "d", tmp_path / "near", **options)
     remote, local = hash_store_files(tmp_path / "far"), hash_store_files(tmp_path / "near")
@@ -114,7 +128,7 @@ def test_a_gs_folder_gives_the_store_of_a_local_copy(gs, storage, tmp_path):
         "report.json",
     }
     assert prepare_store("gs://bucket/d", tmp_path / "far", **options).already_done
-    assert check("gs://bucket/d/a.jsonl").facts["records"].startswith("20,000 ")
+    assert check("gs://bucket/d/a.jsonl").facts["records"].startswith("4,000 ")
     assert [source.name for source in list_sources(["gs://bucket/d/**/*.csv"]).sources] == ["gs://bucket/d/c/d.csv"]
 
 
@@ -137,13 +151,13 @@ def test_denied_gs_inputs(gs, storage):
 
 def test_broken_connections_to_gs_are_resumed(gs, storage):
     upload_files(storage, **FILES)
-    gs.cut = 100_000
+    gs.cut = 70_000
     assert [row["text"] for row in read_inputs("gs://bucket/d/a.jsonl").values] == [
         json.loads(line)["text"] for line in LINES.splitlines()
     ]
     gs.cut = None
     gs.failures = 2
-    assert len(read_inputs("gs://bucket/d/a.jsonl").values) == 20_000
+    assert len(read_inputs("gs://bucket/d/a.jsonl").values) == 4000
 
 
 def test_a_rewritten_gs_file_is_an_error(gs, storage):
@@ -184,30 +198,27 @@ def test_an_error_that_gcsfs_reports_as_text_is_reported(gs, storage, monkeypatc
 # aiohttp warns about the large request bodies of gcsfs.
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
-    import gcsfs
-
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://{}:{}".format(*storage))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    gcsfs.GCSFileSystem.clear_instance_cache()
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    options = {"tokenizer": "bytes", "tokens_per_shard": 100_000}
+    options = {"tokenizer": "bytes", "tokens_per_shard": 30_000}
     prepare(tmp_path / "a.jsonl", out=tmp_path / "near", **options)
     url = "gs://bucket/made/store"
-    prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options)
-    assert prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options).already_done
-    (tmp_path / "big").write_bytes(os.urandom(6 << 20))
-    with RemoteFolder(url) as folder:
-        files = folder.list_files()
-        for name in sorted(files):
-            if not name.startswith("report."):
-                assert folder.read(name) == (tmp_path / "near" / name).read_bytes()
-        assert len(files) == len([path for path in (tmp_path / "near").rglob("*") if path.is_file()])
-        # gcsfs uploads files above 5 MiB in chunks.
-        entry = folder.upload(tmp_path / "big", "big")
-        assert folder.list_files()["big"] == entry
-        assert folder.holds(tmp_path / "big", "big", entry)
-        assert folder.create("owner", b"one") == folder.create("owner", b"other") == b"one"
-    gcsfs.GCSFileSystem.clear_instance_cache()
+    with new_clients():
+        prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options)
+        assert prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options).already_done
+        (tmp_path / "big").write_bytes(os.urandom(6 << 20))
+        with RemoteFolder(url) as folder:
+            files = folder.list_files()
+            for name in sorted(files):
+                if not name.startswith("report."):
+                    assert folder.read(name) == (tmp_path / "near" / name).read_bytes()
+            assert len(files) == len([path for path in (tmp_path / "near").rglob("*") if path.is_file()])
+            # gcsfs uploads files above 5 MiB in chunks.
+            entry = folder.upload(tmp_path / "big", "big")
+            assert folder.list_files()["big"] == entry
+            assert folder.holds(tmp_path / "big", "big", entry)
+            assert folder.create("owner", b"one") == folder.create("owner", b"other") == b"one"
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -215,18 +226,14 @@ def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
     "fault", [Fault("answer", "POST", "upload_id"), Fault("cut body", "POST", "upload_id", times=2)]
 )
 def test_broken_uploads_to_gs_are_retried(storage, monkeypatch, tmp_path, fault):
-    import gcsfs
-
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setattr(upload, "compute_jittered_backoff", lambda tries, name: 0)
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
     with run_relay("http://{}:{}".format(*storage)) as relay:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
-        gcsfs.GCSFileSystem.clear_instance_cache()
         # The server answers 499 when a broken upload is cancelled.
         relay.faults = [fault, Fault("answer", "DELETE", times=9, status=499, code="")]
-        with RemoteFolder("gs://bucket/broken") as folder:
+        with new_clients(), RemoteFolder("gs://bucket/broken") as folder:
             folder.upload(tmp_path / "big", "big")
             assert folder.read("big") == (tmp_path / "big").read_bytes()
     assert fault.times == 0
-    gcsfs.GCSFileSystem.clear_instance_cache()

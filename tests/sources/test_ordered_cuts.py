@@ -42,7 +42,7 @@ CELLS = st.sampled_from(
 ROWS = st.lists(st.lists(CELLS, max_size=3).map(",".join), max_size=14)
 
 
-@settings(max_examples=examples(250))
+@settings(max_examples=examples(120))
 @given(
     rows=ROWS,
     header=st.sampled_from(["a,b", 'a,"b\nc"', '\ufeff"a",b']),
@@ -102,7 +102,7 @@ ODD_ELEMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(250))
+@settings(max_examples=examples(120))
 @given(
     elements=st.lists(OBJECTS, min_size=1, max_size=6).flatmap(
         lambda good: st.lists(st.one_of(OBJECTS, OBJECTS, ODD_ELEMENTS), max_size=6).map(lambda others: good + others)

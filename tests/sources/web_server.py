@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from waiting import LIMIT_S
+
 
 class Web:
     """Served files, faults and recorded requests.
@@ -19,13 +21,23 @@ class Web:
         fails_after: number of next requests before all are answered with 503; None: never.
         delay: seconds before a response.
         ranges: True to answer range requests.
-        asked: (method, path, range) of every request.
+        requests: (method, path, range) of every request.
+        held: number of requests that must arrive before the first one is answered.
+        came_alone: whether they did not arrive.
     """
 
     def __init__(self):
         self.files, self.answers, self.requests = {}, {}, []
         self.cut, self.failures, self.delay, self.ranges = None, 0, 0.0, True
         self.url, self.fails_after = "", None
+        self.held, self.came_alone, self._arrival = 0, False, threading.Condition()
+
+    def wait_for_others(self):
+        """Wait for the requests that must arrive before the first one is answered."""
+        with self._arrival:
+            self._arrival.notify_all()
+            if not self._arrival.wait_for(lambda: len(self.requests) >= self.held, LIMIT_S):
+                self.held, self.came_alone = 0, True
 
     def etag(self, path):
         return f'"{hashlib.sha1(self.files[path]).hexdigest()}"'
@@ -45,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         web, path = self.web, self.path.partition("?")[0]
         web.requests.append((self.command, self.path, self.headers.get("Range")))
         time.sleep(web.delay)
+        web.wait_for_others()
         status = 503 if web.failures else web.answers.get(path, 200 if path in web.files else 404)
         web.failures = max(0, web.failures - 1)
         if web.fails_after is not None:

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+import tiers
 from batchloom import Loader, StoreError, open_store
 from batchloom.store import compact_store, remove_documents
 from batchloom.testing import append_documents, write_store
@@ -21,11 +22,11 @@ def make_documents(count, seed=0):
 @pytest.fixture(scope="module")
 def sound_store(tmp_path_factory):
     """A masked store of many small and large shards, with removals."""
-    folder, documents = tmp_path_factory.mktemp("first") / "store", make_documents(400)
+    folder, documents = tmp_path_factory.mktemp("first") / "store", make_documents(150)
     flags = [[n % 3 > 0 for n in range(len(ids))] for ids in documents]
-    write_store(folder, documents, trained=flags, documents_per_shard=11)
-    append_documents(folder, [[], [], [7], *make_documents(30, 1)], documents_per_shard=2, source="more")
-    append_documents(folder, make_documents(9, 2), source="gone")
+    write_store(folder, documents, trained=flags, documents_per_shard=7)
+    append_documents(folder, [[], [], [7], *make_documents(12, 1)], documents_per_shard=2, source="more")
+    append_documents(folder, make_documents(5, 2), source="gone")
     remove_documents(folder, sources=["gone"])
     return folder
 
@@ -41,6 +42,17 @@ def read_batches(folder, settings, verify):
     return batches, None
 
 
+@pytest.fixture(scope="module", params=[SINGLE_RANK, WRAPPED], ids=["best_fit", "wrap"])
+def sound_batches(request, sound_store):
+    """Settings, and the batches of the sound store with them."""
+    batches, error = read_batches(sound_store, request.param, "first-read")
+    assert error is None
+    assert len(batches) > 40
+    for verify in ("off", "full"):
+        assert read_batches(sound_store, request.param, verify) == (batches, None)
+    return request.param, batches
+
+
 def flip_bit(path, rng):
     data = bytearray(path.read_bytes())
     at = rng.randrange(len(data))
@@ -49,17 +61,17 @@ def flip_bit(path, rng):
     return bytes(data)
 
 
-@pytest.mark.parametrize("settings", [SINGLE_RANK, WRAPPED], ids=["best_fit", "wrap"])
 @pytest.mark.parametrize("kind", ["bin", "mask", "idx", "sums", "lengths.u32", "removed.00004.u64"])
-def test_no_batch_holds_a_flipped_bit(sound_store, settings, kind):
+def test_no_batch_holds_a_flipped_bit(sound_store, sound_batches, kind):
     rng = random.Random(kind)
-    expected, error = read_batches(sound_store, settings, "first-read")
-    assert error is None
-    assert expected == read_batches(sound_store, settings, "off")[0] == read_batches(sound_store, settings, "full")[0]
-    assert len(expected) > 100
+    settings, expected = sound_batches
     files = [path for path in sorted(sound_store.rglob(f"*{kind}")) if path.stat().st_size]
+    if kind == "sums":
+        shards = {path for path in sound_store.rglob("*.bin") if path.stat().st_size}
+        # Those of an empty shard and of lengths, which are verified as complete files, are never read.
+        files = [path for path in files if (path.parent / f"{path.stem}.bin") in shards]
     assert files
-    for _ in range(8):
+    for _ in range(tiers.examples(32)):
         path = rng.choice(files)
         original = path.read_bytes()
         try:

@@ -424,7 +424,7 @@ class KilledChange:
 def killed_change(request, tmp_path):
     seed, change = tmp_path / "seed", request.param
     documents = {"train": [[n % 200, 256] for n in range(20)], "val": [[1, 256]]}
-    write_store(seed, documents, documents_per_shard=5)
+    write_store(seed, documents, documents_per_shard=10)
     if change is compact_store:
         append_documents(seed, {"train": [[8, 256]] * 9}, documents_per_shard=4)
         remove_documents(seed, documents_file=write_list(seed, "train:0", "train:7", "train:22"))
@@ -443,13 +443,18 @@ def killed_change(request, tmp_path):
 
 def test_a_killed_change_leaves_the_old_generation_or_the_new(killed_change):
     """Bisect for the step that commits the next generation."""
-    old, new = 0, 256
-    assert killed_change.kill_at(new) == (killed_change.generation + 1, True)
+    old, new = 0, 160
+    number, finished = killed_change.kill_at(new)
+    assert (number, finished) == (killed_change.generation + 1, True)
     while new - old > 1:
         step = (old + new) // 2
-        number, _ = killed_change.kill_at(step)
-        old, new = (step, new) if number == killed_change.generation else (old, step)
-    assert killed_change.kill_at(new) == (killed_change.generation + 1, False)
+        number, now_finished = killed_change.kill_at(step)
+        if number == killed_change.generation:
+            old = step
+        else:
+            new, finished = step, now_finished
+    # The step that commits it is not the last one.
+    assert not finished
     assert old > 20
 
 

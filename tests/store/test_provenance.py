@@ -9,10 +9,10 @@ from batchloom.testing import append_documents, write_store
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_every_document_is_found_by_its_record(tmp_path, compacted):
-    store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(700)], documents_per_shard=70)
-    append_documents(store.path, [[n % 250, 256] for n in range(100)])
+    store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(140)], documents_per_shard=14)
+    append_documents(store.path, [[n % 250, 256] for n in range(20)])
     if compacted:
-        (tmp_path / "gone").write_text("train:3\ntrain:720\n")
+        (tmp_path / "gone").write_text("train:3\ntrain:144\n")
         remove_documents(store.path, documents_file=tmp_path / "gone")
         compact_store(store.path)
     store = open_store(store.path)
@@ -49,7 +49,7 @@ def test_a_part_outside_of_the_sources_is_damage(tmp_path, part):
 
 def test_a_record_outside_of_its_part_is_damage(tmp_path):
     store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(100)])
-    assert store.provenance.of(70).record == 70
+    assert (store.provenance.of(70).record, store.provenance.of(70).line) == (70, 71)
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
     # The column follows a header of 32 bytes and the hashes; see docs/reference/format.md.

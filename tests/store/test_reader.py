@@ -104,20 +104,20 @@ def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
 
 
 def test_a_batch_over_more_shards_than_may_be_open(tmp_path):
-    write_store(tmp_path, [[n % 250, 7] for n in range(700)], documents_per_shard=1)
+    write_store(tmp_path, [[n % 250, 7] for n in range(340)], documents_per_shard=1)
     code = (
         "import resource, numpy as np, batchloom;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300));"
-        f"s = batchloom.open_store({str(tmp_path)!r}); n = np.arange(700);"
+        f"s = batchloom.open_store({str(tmp_path)!r}); n = np.arange(340);"
         "views = s.read(n, n * 0, n * 0 + 2);"
-        "print([int(v[0]) for v in views] == [k % 250 for k in range(700)])"
+        "print([int(v[0]) for v in views] == [k % 250 for k in range(340)])"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.stdout.strip() == "True", process.stderr
 
 
-def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_path):
-    shards = 10_000
+def test_opening_thousands_of_shards_reads_the_manifest_and_maps_nothing(tmp_path):
+    shards = 3000
     write_store(tmp_path, [[1]])
     path = tmp_path / "dataset_metadata.json"
     manifest = json.loads(path.read_text())
@@ -267,14 +267,22 @@ def test_a_mask_next_to_a_prefix_is_read(tmp_path):
     assert batchloom.open_store(tmp_path / "s" / "train" / "shard_00000").fingerprint != name
 
 
+def write_large_pair(prefix, ids):
+    """Write a file pair of a long document and one of a single id."""
+    np.append(ids, 1).astype("<i2").tofile(f"{prefix}.bin")
+    lengths = np.array([len(ids), 1], np.uint32)
+    Path(f"{prefix}.idx").write_bytes(encode_index(lengths, np.dtype("<i2")))
+    return prefix
+
+
 def test_check_reads_every_id_of_a_prefix(tmp_path):
     # In the middle of a long document, outside of every sample.
     ids = np.full(3_000_000, 7)
     ids[::2], ids[1_500_000] = 9, -5
-    prefix = write_megatron_pair(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    prefix = write_large_pair(tmp_path / "p", ids)
     assert batchloom.check(prefix).faults == [f"{prefix}.bin: holds negative token ids (-5)."]
     ids[1_500_000] = 300
-    write_megatron_pair(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    write_large_pair(tmp_path / "p", ids)
     assert batchloom.check(prefix).facts["ids"] == "1 to 300"
     assert batchloom.check(prefix, vocab_size=301).sound
     assert batchloom.check(prefix, vocab_size=300).faults == [

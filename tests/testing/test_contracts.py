@@ -22,7 +22,7 @@ SIZES = {"seq_len": 32, "global_batch_size": 12, "output": "numpy"}
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     rng = np.random.default_rng(0)
-    documents = [[*rng.integers(0, 256, rng.integers(1, 60)).tolist(), 256] for _ in range(150)]
+    documents = [[*rng.integers(0, 256, rng.integers(1, 60)).tolist(), 256] for _ in range(80)]
     return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
@@ -216,7 +216,7 @@ def test_a_loader_that_cannot_go_on(store):
         check_loader(lambda **_: Shifted(batches), worlds=(1,))
 
 
-ROWS = [{"text": f'Row {n} says, "{"word " * (n % 5)}"\n' + "äö" * (n % 3)} for n in range(40)]
+ROWS = [{"text": f'Row {n} says, "{"word " * (n % 5)}"\n' + "äö" * (n % 3)} for n in range(20)]
 
 
 def write_rows(path):

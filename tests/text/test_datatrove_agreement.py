@@ -1,5 +1,6 @@
 """Agreement of the quality rules with datatrove's filters."""
 
+import json
 import os
 from pathlib import Path
 
@@ -69,28 +70,40 @@ def run_step(step: str, text: str) -> tuple[str, str]:
     return ("", verdict.reason) if isinstance(verdict, DroppedText) else (verdict, "")
 
 
-def list_documents() -> list[str]:
-    """List Python's documentation and sources, and real inputs if there are any."""
+def list_python_documents() -> list[str]:
+    """List Python's documentation and sources."""
     from pydoc_data.topics import topics
 
     documents = [str(topics[name]) for name in sorted(topics)]
     library = Path(os.__file__).parent
     documents += [path.read_text(encoding="utf-8")[:6000] for path in sorted(library.glob("[a-h]*.py"))]
-    folder = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"))
-    if folder.is_dir():
-        import json
-
-        lines = (folder / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
-        documents += [json.loads(line)["text"] for line in lines]
-        documents += [row["output"] for row in json.loads((folder / "alpaca_en_demo.json").read_text())]
     # The rules expect prose without the line breaks of a terminal.
     return documents + [text.replace("\n   ", " ") for text in documents[:60]]
 
 
-@pytest.fixture(scope="module", params=[6, pytest.param(1, marks=pytest.mark.slow)])
+def list_real_documents(folder: Path) -> list[str]:
+    """List texts of web pages and answers to instructions."""
+    lines = (folder / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [row["output"] for row in json.loads((folder / "alpaca_en_demo.json").read_text())]
+    return [json.loads(line)["text"] for line in lines] + answers
+
+
+# Kind, first document and stride. Some document of each has a defect that few have.
+CORPORA = [
+    ("Python", 0, 12),
+    ("real inputs", 9, 44),
+    pytest.param(("Python", 0, 1), marks=pytest.mark.slow),
+    pytest.param(("real inputs", 0, 1), marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=CORPORA, ids=str)
 def corpus(request):
-    """Real documents: every sixth, or all of them."""
-    return list_documents()[:: request.param]
+    """Documents of one kind: a few, or all of them."""
+    kind, first, stride = request.param
+    is_real = kind == "real inputs"
+    documents = list_real_documents(request.getfixturevalue("real_data")) if is_real else list_python_documents()
+    return documents[first::stride]
 
 
 @pytest.mark.parametrize("step", FILTERS)
@@ -100,7 +113,11 @@ def test_verdicts_and_reasons_are_datatroves_on_real_documents(filters, corpus, 
     assert len({reason for _, reason in results}) > 2
 
 
-@pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
+# spaCy takes seconds for the largest one, and test_quality_rules.py tests it alone.
+LIMITS = [pytest.param(*edge, id=edge[3], marks=[pytest.mark.slow] * (len(edge[1]) > 100_000)) for edge in EDGES]
+
+
+@pytest.mark.parametrize(("step", "inside", "outside", "why"), LIMITS)
 def test_limits_are_datatroves(filters, step, inside, outside, why):
     assert run_step(step, inside) == run_datatrove(filters, step, inside)
     assert run_datatrove(filters, step, outside) == ("", why)

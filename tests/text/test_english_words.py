@@ -147,7 +147,9 @@ def test_repeated_words_have_the_same_ngrams(kernel, words):
 
 
 def test_words_are_split_at_pythons_white_space(kernel):
-    characters = [chr(code) for code in range(0x110000)]
+    # Every white space is below U+3001, and emoji end below U+1FB00. Of the rest, every 37th character is enough.
+    characters = [chr(code) for code in (*range(0x3100), *range(0x3100, 0x110000, 37))]
+    assert sum(map(str.isspace, characters)) == sum(chr(code).isspace() for code in range(0x110000))
     for character in filter(str.isspace, characters):
         assert kernel.count_words(f"a{character}b").words == 2
     others = "".join(character for character in characters if not character.isspace())
@@ -165,12 +167,36 @@ def test_kernels_share_the_state_of_the_process_between_threads(library, kernel)
             assert other.result().count_words(text) == expected
 
 
-def test_large_texts_and_more_segments_than_the_library_keeps(kernel):
+# The limits of words.c, and small ones, which a small text exceeds.
+LIMITS = {
+    "MOST_SEGMENTS = 1 << 17": "MOST_SEGMENTS = 1 << 9",
+    "MOST_SEGMENT_BYTES = 1 << 23": "MOST_SEGMENT_BYTES = 1 << 14",
+    "MOST_UNKNOWN = 1 << 12": "MOST_UNKNOWN = 1 << 6",
+    "MOST_KEPT_BYTES = 1 << 24": "MOST_KEPT_BYTES = 1 << 15",
+}
+
+
+@pytest.mark.parametrize("are_limits_small", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_large_texts_and_more_segments_than_the_library_keeps(are_limits_small, library, tmp_path):
+    kernel, size = WordKernel(library), 150_000
+    if are_limits_small:
+        code = WORDS_SOURCE.read_text()
+        for limit, small_limit in LIMITS.items():
+            assert limit in code
+            code = code.replace(limit, small_limit)
+        source, size = tmp_path / WORDS_SOURCE.name, 600
+        source.write_text(code)
+        kernel = WordKernel(load_library(compile_library(source, tmp_path), source))
     # Each of the segments has more than one word and is not split by the library.
-    text = " ".join(f"{'x' * (number % 7)}{number}km don't" for number in range(150_000))
+    text = " ".join(f"{'x' * (number % 7)}{number}km don't" for number in range(size))
     assert kernel.count_words(text) == count_words_in_python(text)
-    assert kernel.count_words("x" * 1_000_000) == (1, 0, 1, 1_000_000)
-    assert kernel.count_words("é" * 9_000_000) == (1, 0, 1, 9_000_000)
+    assert kernel.count_words("x" * 7 * size) == (1, 0, 1, 7 * size)
+    assert kernel.count_words("é" * 60 * size) == (1, 0, 1, 60 * size)
+    # Memory that is kept, and memory that was released, serve the next text.
+    assert kernel.count_words(text) == count_words_in_python(text)
+
+
+def test_a_large_text_has_the_same_repeated_ngrams(kernel):
     paragraph = " ".join(make_words(10_000)) + "\n"
     excess = kernel.find_excess(paragraph * 8, (), ((10, 0.5),))
     assert excess == find_excess_in_python(paragraph * 8, (), ((10, 0.5),))

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import time
 from itertools import accumulate
 
 import pytest
@@ -73,11 +72,14 @@ def test_a_difference_falls_back_visibly(tokenizer_json):
     assert verify_engine(verified, TEXTS) is verified
 
 
+DIFFERING_PATTERN, DIFFERING_TEXT = r"qqq$\nthe|[\s\S]", "a qqq\nthe dog"
+
+
 def test_the_sample_of_the_user_is_checked(tokenizer_json):
     """``$`` ends a line in HF's engine and the text in fastokens'; one word shows it."""
-    tokenizer = make_split_tokenizer(tokenizer_json, r"qqq$\nthe|[\s\S]")
+    tokenizer = make_split_tokenizer(tokenizer_json, DIFFERING_PATTERN)
     assert verify_engine(tokenizer, ["nothing here"]) is tokenizer
-    verified = verify_engine(tokenizer, ["nothing here", "a qqq\nthe dog"])
+    verified = verify_engine(tokenizer, ["nothing here", DIFFERING_TEXT])
     assert verified.engine.name == "tokenizers"
     assert "qqq\\nthe do" in verified.engine.note
 
@@ -86,7 +88,8 @@ def test_rare_characters_slow_only_their_own_texts(first_ranks):
     """fastokens does not match U+017F as an s in o200k's ``(?i:'s)``."""
     text = "t'\u017f'TV"
     encoding = TIKTOKEN_ENCODINGS["o200k_base"]
-    raw = convert_ranks_to_json(first_ranks | {b"'TV": len(first_ranks)}, encoding.pattern, encoding.control)
+    control = {"<|endoftext|>": len(first_ranks) + 1}
+    raw = convert_ranks_to_json(first_ranks | {b"'TV": len(first_ranks)}, encoding.pattern, control)
     tokenizer = make_json_tokenizer("mine", raw, TokenizerHints(), None)
     exact_ids = encode_with_reference(make_reference(tokenizer), text)
     assert encode_text(tokenizer, text) != exact_ids
@@ -104,8 +107,9 @@ def test_white_space_that_only_one_engine_knows(tokenizer_json):
     tokenizer = make_split_tokenizer(tokenizer_json, r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+\z|\s")
     verified = verify_engine(tokenizer, [])
     assert verified.engine.name == "fastokens"
+    reference = make_reference(tokenizer)
     for text in make_conformance_texts():
-        assert encode_text(verified, text) == encode_with_reference(make_reference(tokenizer), text)
+        assert encode_text(verified, text) == encode_with_reference(reference, text)
 
 
 @pytest.mark.parametrize("kind", ["Unigram", "WordLevel", "gap"])
@@ -154,7 +158,7 @@ def test_the_engine_is_no_part_of_the_state(tokenizer_json):
     assert verify_engine(restored, []).engine == verified.engine
 
 
-def test_the_conformance_set_is_fixed_and_hard(gpt2):
+def test_the_conformance_set_is_fixed_and_hard():
     texts = make_conformance_texts(["<|endoftext|>"])
     assert texts == make_conformance_texts(["<|endoftext|>"])
     joined_texts = "".join(texts)
@@ -170,22 +174,21 @@ def test_the_conformance_set_is_fixed_and_hard(gpt2):
         *RARE_CHARACTERS,
     ):
         assert fragment in joined_texts
-    start = time.process_time()
-    verify_engine(gpt2, texts)
-    assert time.process_time() - start < 60
+    # Half a second's work for HF tokenizers.
+    assert len(joined_texts) < 300_000
 
 
-def test_the_result_on_fixed_texts_is_saved(engine_cache, gpt2, tokenizer_json):
+def test_the_result_on_fixed_texts_is_saved(engine_cache, trained, tokenizer_json):
     """A saved result is read instead of comparing; a damaged one is replaced."""
-    assert verify_engine(gpt2, []) is gpt2
+    assert verify_engine(trained, []) is trained
     (path,) = engine_cache.iterdir()
     expected = path.read_bytes()
     path.write_text(json.dumps({"example": "'saved'", "common": True}))
-    assert "different ids for 'saved'" in verify_engine(gpt2, []).engine.note
+    assert "different ids for 'saved'" in verify_engine(trained, []).engine.note
     path.write_bytes(expected[:-1])
-    assert verify_engine(gpt2, []) is gpt2
+    assert verify_engine(trained, []) is trained
     assert path.read_bytes() == expected
-    assert verify_control_tokens(gpt2) is gpt2
+    assert verify_control_tokens(trained) is trained
     # Another tokenizer, whose engines differ, has results of its own.
     differing = make_split_tokenizer(tokenizer_json, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+")
     engine = verify_engine(differing, []).engine
@@ -194,18 +197,18 @@ def test_the_result_on_fixed_texts_is_saved(engine_cache, gpt2, tokenizer_json):
     assert len(list(engine_cache.iterdir())) == 3
 
 
-def test_a_saved_result_holds_for_its_versions_only(engine_cache, gpt2, monkeypatch):
-    verify_engine(gpt2, [])
+def test_a_saved_result_holds_for_its_versions_only(engine_cache, trained, monkeypatch):
+    verify_engine(trained, [])
     (path,) = engine_cache.iterdir()
     path.write_text(json.dumps({"example": "'saved'", "common": True}))
     monkeypatch.setattr("batchloom.tokens.engine_conformance.get_package_version", lambda package: "0.1")
-    assert verify_engine(gpt2, []) is gpt2
+    assert verify_engine(trained, []) is trained
     assert len(list(engine_cache.iterdir())) == 2
 
 
-def test_the_engines_are_compared_without_a_writable_cache(tmp_path, gpt2):
+def test_the_engines_are_compared_without_a_writable_cache(tmp_path, trained):
     (tmp_path / "cache").write_text("a file is in the way")
-    assert verify_engine(gpt2, TEXTS) is gpt2
+    assert verify_engine(trained, TEXTS) is trained
 
 
 def test_fixed_texts_change_only_with_their_version(gpt2):
@@ -213,10 +216,17 @@ def test_fixed_texts_change_only_with_their_version(gpt2):
     assert (FIXED_TEXTS_VERSION, digest) == (1, "b93384f0bb7169ba11897c37feb90c54")
 
 
-def test_the_time_of_a_large_sample_is_bounded(gpt2):
-    start = time.process_time()
-    verify_engine(gpt2, ["word " * 2_000_000, *["more words "] * 200_000])
-    assert time.process_time() - start < 60
+@pytest.mark.parametrize(
+    "large_sample",
+    [
+        pytest.param(["word " * 20_000 + DIFFERING_TEXT], id="a text"),
+        pytest.param(["word " * 13_000] * 17 + [DIFFERING_TEXT], id="all", marks=pytest.mark.slow),
+        pytest.param([""] * (1 << 16) + [DIFFERING_TEXT], id="texts", marks=pytest.mark.slow),
+    ],
+)
+def test_the_compared_part_of_a_sample_is_bounded(tokenizer_json, large_sample):
+    tokenizer = make_split_tokenizer(tokenizer_json, DIFFERING_PATTERN)
+    assert verify_engine(tokenizer, large_sample) is tokenizer
 
 
 def test_many_added_tokens(tmp_path, tokenizer_json):

@@ -374,7 +374,8 @@ def test_a_mistyped_file_gets_a_suggestion(tmp_path, tokenizer_json):
         resolve_tokenizer(str(tmp_path / "tokenzier.json"))
 
 
-def test_a_damaged_file_gives_ids_or_an_error(tmp_path, tokenizer_json):
+@pytest.mark.parametrize("share", [0.1, pytest.param(0.4, marks=pytest.mark.slow)])
+def test_a_damaged_file_gives_ids_or_an_error(tmp_path, tokenizer_json, share):
     """A file with any value replaced by junk gives ids or a BatchloomError."""
     tokenizer_json["model"]["merges"] = tokenizer_json["model"]["merges"][:20]
     merged_tokens = {part for pair in tokenizer_json["model"]["merges"] for part in (*pair, "".join(pair))}
@@ -414,7 +415,7 @@ def test_a_damaged_file_gives_ids_or_an_error(tmp_path, tokenizer_json):
             {"type": "x"},
             {"a": 1},
         ):
-            if rng.random() < 0.6:
+            if rng.random() > share:
                 continue
             changed = copy.deepcopy(tokenizer_json)
             parent = changed
@@ -430,4 +431,4 @@ def test_a_damaged_file_gives_ids_or_an_error(tmp_path, tokenizer_json):
                 tokenizer.decode(ids)
             except BatchloomError:
                 pass
-    assert count > 200
+    assert count > 500 * share

@@ -1,15 +1,12 @@
 """Tokenizers of the Hub, from a local server and from the cache."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from batchloom.core.errors import MissingDependencyError
+from batchloom import InputError
 from batchloom.tokens import resolve_tokenizer
-from processes import find_free_port
+from processes import find_free_port, run_python
 from tokens.model_hub import serve_models
 
 SCRIPT = """
@@ -25,20 +22,15 @@ for spec in sys.argv[1:]:
 """
 
 
-def resolve_in_new_process(home, specs, **environment):
+def resolve_in_new_process(home, specs, *, missing=(), **environment):
     """Resolve specs in a new process with ``home`` as the Hub's folder."""
     hub_environment = {
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_ETAG_TIMEOUT": "2",
+        "PYTHONWARNINGS": "error::ResourceWarning",
     }
-    completed = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", SCRIPT, *specs],
-        capture_output=True,
-        text=True,
-        env=os.environ | hub_environment | environment,
-    )
+    completed = run_python(SCRIPT, *specs, missing=missing, env=hub_environment | environment)
     assert completed.returncode == 0, completed.stderr
     assert "Retry" not in completed.stderr
     return completed.stdout.splitlines()
@@ -79,21 +71,18 @@ def test_an_unreachable_hub_is_asked_once(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"])
-def test_an_invalid_address_is_reported_without_its_text(tmp_path, address):
-    (message,) = resolve_in_new_process(tmp_path, ["org/none"], HF_ENDPOINT=address)
-    assert message.startswith("InputError: HF_ENDPOINT is not the address of a Hub: unset it, or write")
-    assert "s3cret" not in message
+def test_an_invalid_address_is_reported_without_its_text(monkeypatch, address):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(InputError, match="HF_ENDPOINT is not the address of a Hub: unset it, or write") as caught:
+        resolve_tokenizer("org/none")
+    assert "s3cret" not in str(caught.value)
 
 
-def test_a_hub_id_needs_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingDependencyError, match=r"org/name is a Hub id.*pip install 'batchloom\[hf\]'"):
-        resolve_tokenizer("org/name")
-
-
-def test_a_folder_of_that_name_is_no_hub_id(tmp_path, monkeypatch, trained):
+def test_a_hub_id_needs_its_package_and_a_folder_of_that_name_does_not(tmp_path, monkeypatch, trained):
     (tmp_path / "org" / "one").mkdir(parents=True)
     (tmp_path / "org" / "one" / "tokenizer.json").write_text(json.dumps(trained.state()["tokenizer"]))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert resolve_tokenizer("org/one").fingerprint == trained.fingerprint
+    message, folder = resolve_in_new_process(tmp_path, ["org/name", "org/one"], missing=["huggingface_hub"])
+    assert message.startswith("MissingDependencyError: org/name is a Hub id")
+    assert "pip install 'batchloom[hf]'" in message
+    assert json.loads(folder)[1] == trained.fingerprint

@@ -15,7 +15,7 @@ from batchloom.tokens import UnknownTokenizer, encode_state, resolve_tokenizer, 
 from .conftest import TEXTS, encode_text
 
 
-@pytest.mark.parametrize("spec", ["bytes", "gpt2", "trained"])
+@pytest.mark.parametrize("spec", ["bytes", pytest.param("gpt2", marks=pytest.mark.slow), "trained"])
 def test_round_trip(spec, request):
     tokenizer = resolve_tokenizer(spec) if spec == "bytes" else request.getfixturevalue(spec)
     state = tokenizer.state()

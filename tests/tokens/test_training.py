@@ -42,7 +42,7 @@ def test_the_order_of_texts_and_how_they_are_given_do_not_matter(trained):
     assert train_tokenizer(TEXTS[:-1], 400).fingerprint != trained.fingerprint
 
 
-@pytest.mark.parametrize(("threads", "seed"), [("1", "1"), ("4", "2")])
+@pytest.mark.parametrize(("threads", "seed"), [pytest.param("1", "1", marks=pytest.mark.slow), ("4", "2")])
 def test_another_process_learns_the_same(trained, threads, seed):
     script = (
         "import json, sys; from batchloom.tokens import train_tokenizer;"

@@ -10,7 +10,7 @@ from media.sample_media import make_messages, write_images, write_sounds
 from media.test_batches import make_store, save_with_template
 from train.runs import read_steps, run_training
 
-SIZES = {"steps": 6, "seq_len": 320, "global_batch_size": 4, "batch_size": 2}
+SIZES = {"steps": 6, "seq_len": 200, "global_batch_size": 4, "batch_size": 2}
 SIZES |= {"optim": {"lr": 0.02, "warmup_steps": 2}}
 
 

@@ -2,11 +2,9 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import batchloom
 from batchloom.adapters.logging import read_log
@@ -21,6 +19,7 @@ from batchloom.train import (
     start_training,
     train,
 )
+from waiting import wait_until
 
 # Script that trains on a rank and saves its batches.
 WORKER = Path(__file__).with_name("worker.py")
@@ -105,10 +104,14 @@ def read_steps(out):
 
 def wait_for_step(running, out, step):
     """Wait until the log of a running process has a step; return its last step."""
-    while running.process.is_alive():
+
+    def find_last_step():
+        is_alive = running.process.is_alive()
         log = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
         steps = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', log)]
         if steps and steps[-1] >= step:
             return steps[-1]
-        time.sleep(0.02)
-    pytest.fail(f"the run ended before step {step}: {running.err.read_text()[-2000:]}")
+        assert is_alive, f"the run ended before step {step}: {running.err.read_text()[-2000:]}"
+        return None
+
+    return wait_until(find_last_step, f"step {step} of {out}")

@@ -117,7 +117,7 @@ CHECKPOINT_DAMAGE = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINT_DAMAGE)
-def test_a_damaged_checkpoint_is_refused_until_it_is_deleted(store, run, name):
+def test_a_damaged_checkpoint_is_refused(store, run, name):
     damage, message = CHECKPOINT_DAMAGE[name]
     newest = RunFolder(run).find_newest_checkpoint()
     damage(newest)
@@ -125,7 +125,10 @@ def test_a_damaged_checkpoint_is_refused_until_it_is_deleted(store, run, name):
     assert f"{newest}/" in error
     assert message in error
     assert f"Delete the folder {newest}; --resume then continues" in error
-    shutil.rmtree(newest)
+
+
+def test_a_damaged_checkpoint_can_be_deleted(store, run):
+    shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     _, lines = run_training(store, run, SHORT, resume=True)
     assert "resume from the checkpoint of step 2" in lines
     assert [step for step, *_ in read_steps(run)] == [1, 2, 3, 4]
@@ -159,14 +162,17 @@ def test_a_run_without_checkpoints_starts_again(store, run, finished):
         b'{"kind": "val", "step": 1, "loss": "2"}',
     ],
 )
-def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line):
+def test_a_damaged_log_is_refused(store, run, line):
     log = run / "log.jsonl"
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
     error = resume_with_error(store, run)
     assert f"{log}, line 2 is not an entry of a log" in error
     assert "Delete that line, or the whole log" in error
-    log.unlink()
+
+
+def test_a_damaged_log_can_be_deleted(store, run):
+    (run / "log.jsonl").unlink()
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     run_training(store, run, SHORT, resume=True)
     assert [step for step, *_ in read_steps(run)] == [3, 4]

@@ -2,7 +2,9 @@
 
 import io
 import re
+import sysconfig
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -38,13 +40,25 @@ def check_stages(folder, steps, printed):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Folder of a demo of one step, and the result of ``run_demo``."""
-    folder = tmp_path_factory.mktemp("demo") / "demo"
-    return folder, run_demo(folder, 1)
+    """Folder of a demo of one step, and the result of ``run_small_demo``."""
+    library = tmp_path_factory.mktemp("library")
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda file: file.stat().st_size)
+    for file in [file for file in modules if file.stat().st_size > 1000][:60]:
+        (library / file.name).write_bytes(file.read_bytes())
+    folder = library.with_name(f"{library.name}-demo")
+    return folder, library, run_small_demo(folder, library)
+
+
+def run_small_demo(folder, library):
+    """Run a demo of one step with a small folder as Python's library; return as ``run_demo``."""
+    get_path = sysconfig.get_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda name: str(library) if name == "stdlib" else get_path(name))
+        return run_demo(folder, 1)
 
 
 def test_it_shows_every_stage_and_is_too_short_to_learn(demo):
-    folder, (code, printed, errors) = demo
+    folder, _, (code, printed, errors) = demo
     assert code == 1
     check_stages(folder, 1, printed)
     assert "is not below the unigram entropy" in errors
@@ -58,9 +72,10 @@ def test_it_shows_every_stage_and_is_too_short_to_learn(demo):
     assert topics + modules == len(store)
 
 
+@pytest.mark.slow
 def test_again_in_its_own_folder(demo):
-    folder, _ = demo
-    code, printed, _ = run_demo(folder, 1)
+    folder, library, _ = demo
+    code, printed, _ = run_small_demo(folder, library)
     assert code == 1
     assert "The store is already finished" in printed
     assert "The run of an earlier demo is replaced" in printed

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,30 +22,46 @@ from batchloom.train import RunFolder, edit_run, submit_edit
 from batchloom.train.run_edits import EditInbox
 from processes import make_rank_environments, run_ranks, start_processes
 from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
+from waiting import LIMIT_S, wait_until
 
-# Script that locks a run for some seconds, as a trainer does, and answers no request.
+GATED_WORKER = Path(__file__).with_name("gated_worker.py")
+# Script that locks a run, as a trainer does, until it is killed or there is a file like the given one.
 LOCK_SCRIPT = """
-import sys, time
+import sys
 from pathlib import Path
 from batchloom.train.run_folder import RunFolder
+from waiting import wait_until
 with RunFolder(Path(sys.argv[1])).lock():
     print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
+    wait_until(lambda: list(Path(sys.argv[1]).glob(sys.argv[2])), "a file that ends the lock")
 """
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store") / "s")
+
+
+@pytest.fixture(scope="module")
+def stopped(store, tmp_path_factory):
+    """Run that was stopped after 4 of 12 steps."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    run_training(store, out, {"steps": 12}, stop_at=4)
+    return out
+
+
 @pytest.fixture
-def store(tmp_path):
-    return small_store(tmp_path / "s")
+def out(stopped, tmp_path):
+    """Copy of the stopped run."""
+    return shutil.copytree(stopped, tmp_path / "run")
 
 
 @contextmanager
-def lock_run(out, seconds):
+def lock_run(out, until="never"):
     script = out.with_name("holds.py")
     script.write_text(LOCK_SCRIPT)
-    with start_processes(script, out, seconds) as (process,):
-        while process.process.is_alive() and not process.out.read_text():
-            time.sleep(0.01)
+    with start_processes(script, out, until) as (process,):
+        wait_until(lambda: process.out.read_text() or not process.process.is_alive(), "the lock")
         assert process.out.read_text() == "held\n"
         yield process
 
@@ -85,17 +100,18 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
     config.write_text(json.dumps({**BASE_SETTINGS, "steps": 10**6}))
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
     args = [*map(str, args), "--out", str(out)]
-    with start_processes("-m", "batchloom", *args, environments=make_rank_environments()) as (
-        process,
-        _,
-    ):
+    # The ranks stay at a step until a request arrives, and at the last one until they are killed.
+    gates, last = {4: 1, 5: 2, 6: 3, 7: 4, 15: 99}, 14
+    command_line = [GATED_WORKER, out, json.dumps(gates), *args]
+    with start_processes(*command_line, environments=make_rank_environments()) as (process, _):
         try:
-            edit = Edit(step=wait_for_step(process, out, 10) + 150, global_batch_size=2, note="n")
+            wait_for_step(process, out, 3)
+            edit = Edit(step=9, global_batch_size=2, note="n")
             result = edit_run(out, store.path, edit)
             assert (result.checkpoint, result.number) == (None, 1)
-            with pytest.raises(PlanError, match=r"refused the edit.* Step 5 was delivered.* can change"):
-                edit_run(out, store.path, Edit(step=5, skip=1))
-            ban_step = max(edit.step + 5, wait_for_step(process, out, 10) + 150)
+            with pytest.raises(PlanError, match=r"refused the edit.* Step 2 was delivered.* can change"):
+                edit_run(out, store.path, Edit(step=2, skip=1))
+            ban_step = 12
             edit_args = ["--data", str(store.path), "--at-step", str(ban_step)]
             assert command(["edit", str(out), *edit_args, "--global-batch-size", "3"]) == 1
             assert "2 ranks" in capfd.readouterr().err
@@ -103,11 +119,11 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             assert re.search(r"in use by process \d+ on .* sent", capfd.readouterr().err)
             assert command([*args, "--resume"]) == 1
             assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
-            last = wait_for_step(process, out, ban_step + 30)
+            wait_for_step(process, out, last)
         finally:
             os.kill(int(RunFolder(out).read_holder().split()[1]), signal.SIGKILL)
             process.wait()
-    actual = read_token_counts(out)[:last]
+    actual = read_token_counts(out)
     assert RunFolder(out).find_newest_checkpoint() is None
     expected = count_plan_tokens(store, last, edit, Edit(step=ban_step, ban={"data": range(8)}))
     assert actual == expected
@@ -117,9 +133,8 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
     assert [entry["step"] for entry in read_journal(out)] == [edit.step, ban_step]
 
 
-def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
-    out, edit = tmp_path / "run", Edit(step=6, skip=3)
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_a_request_without_an_answer_is_taken_up_once(store, out):
+    edit = Edit(step=6, skip=3)
     late = submit_unanswered(out, Edit(step=2, skip=1))
     path = submit_unanswered(out, edit)
     with pytest.raises(StateError, match="The same edit is already pending"):
@@ -139,33 +154,31 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     assert read_token_counts(out) == count_plan_tokens(store, 12, edit)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        ({}, "missing 1 required"),
-        ({"step": 8, "skpi": 1}, "skpi"),
-        ({"step": "x", "skip": 1}, "step: "),
-        ({"step": 8, "ban": {"data": "5"}}, "'5' is not a document number"),
-        ({"step": 8, "weights": 5}, "a single store has no weights"),
-        ({"step": 8, "ban": {"data": [10**9]}}, "does not exist"),
-        ({"step": 4, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
-    ],
-)
-def test_an_invalid_edit_is_refused_and_the_run_continues(tmp_path, store, edit, message):
-    out = tmp_path / "run"
-    run_training(store, out, {"steps": 4}, stop_at=2)
-    path = submit_unanswered(out, Edit(step=8, skip=1))
-    path.write_text(json.dumps({"edit": edit}))
-    outcome, lines = run_training(store, out, {"steps": 4}, resume=True)
-    assert outcome.step == 4
+INVALID_EDITS = [
+    ({}, "missing 1 required"),
+    ({"step": 8, "skpi": 1}, "skpi"),
+    ({"step": "x", "skip": 1}, "step: "),
+    ({"step": 8, "ban": {"data": "5"}}, "'5' is not a document number"),
+    ({"step": 8, "weights": 5}, "a single store has no weights"),
+    ({"step": 8, "ban": {"data": [10**9]}}, "does not exist"),
+    ({"step": 4, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
+]
+
+
+def test_invalid_edits_are_refused_and_the_run_continues(store, out):
+    submit_unanswered(out, Edit(step=8, skip=1)).unlink()
+    paths = [out / "edits" / f"{number:06d}-{number:08x}.json" for number in range(len(INVALID_EDITS))]
+    for path, (edit, _) in zip(paths, INVALID_EDITS, strict=True):
+        path.write_text(json.dumps({"edit": edit}))
+    outcome, lines = run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
+    assert outcome.step == 5
     assert read_journal(out) == []
-    assert message in json.loads(path.read_text())["refused"]
-    assert any(f"{path.name} is refused: " in line for line in lines)
+    for path, (_, message) in zip(paths, INVALID_EDITS, strict=True):
+        assert message in json.loads(path.read_text())["refused"]
+        assert any(f"{path.name} is refused: " in line for line in lines)
 
 
-def test_an_applied_edit_is_applied_again_on_resume(tmp_path, store):
-    out = tmp_path / "run"
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_an_applied_edit_is_applied_again_on_resume(store, out):
     path = submit_unanswered(out, Edit(step=6, global_batch_size=6))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())
@@ -179,10 +192,8 @@ def test_an_applied_edit_is_applied_again_on_resume(tmp_path, store):
     assert read_token_counts(out) == count_plan_tokens(store, 12)
 
 
-def test_a_run_is_locked_until_its_process_dies(tmp_path, store):
-    out = tmp_path / "run"
-    run_training(store, out, {"steps": 12}, stop_at=4)
-    with lock_run(out, 600) as holder:
+def test_a_run_is_locked_until_its_process_dies(store, out):
+    with lock_run(out) as holder:
         pid = holder.process.pid
         with pytest.raises(StoreConflictError, match=rf"in use by process {pid} on .*--out"):
             run_training(store, out, {"steps": 12}, resume=True)
@@ -198,10 +209,9 @@ def test_a_run_is_locked_until_its_process_dies(tmp_path, store):
     assert len(read_journal(out)) == 1
 
 
-def test_a_run_that_ends_meanwhile_is_edited_as_a_stopped_one(tmp_path, store):
-    out, lines = tmp_path / "run", []
-    run_training(store, out, {"steps": 12}, stop_at=4)
-    with lock_run(out, 1.5):
+def test_a_run_that_ends_meanwhile_is_edited_as_a_stopped_one(store, out):
+    lines = []
+    with lock_run(out, until="edits/*.json"):
         result = edit_run(out, store.path, Edit(step=4, skip=1), print_line=lines.append)
     assert result.checkpoint == RunFolder(out).find_newest_checkpoint()
     assert lines[1:] == ["The run ended in the meantime."]
@@ -231,9 +241,8 @@ def test_a_ban_of_many_documents_is_saved_and_read_again(tmp_path, capfd):
     assert edit_run(out, store.path, Edit(step=9, skip=1)).number == 3
 
 
-def test_a_request_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
-    out, errors = tmp_path / "run", []
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_a_request_deleted_while_ranks_try_it_is_withdrawn(store, out, monkeypatch):
+    errors = []
     take = EditInbox.take
 
     def take_and_delete(inbox, run):
@@ -244,16 +253,15 @@ def test_a_request_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monk
 
     def submit():
         with pytest.raises(StateError) as refused:
-            submit_edit(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
+            submit_edit(out / "edits", Edit(step=6, skip=1), LIMIT_S, lambda: False)
         errors.append(str(refused.value))
 
     thread = threading.Thread(target=submit)
     thread.start()
-    while not list((out / "edits").glob("*.json")):
-        time.sleep(0.01)
+    wait_until(lambda: list((out / "edits").glob("*.json")), "the request")
     monkeypatch.setattr(EditInbox, "take", take_and_delete)
     _, lines = run_training(store, out, {"steps": 12}, resume=True)
-    thread.join(60)
+    thread.join(LIMIT_S)
     assert "the edit is withdrawn" in errors[0]
     assert any(line.endswith("was deleted, so the edit is withdrawn") for line in lines)
     assert read_journal(out) == []
@@ -261,9 +269,7 @@ def test_a_request_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monk
     assert read_token_counts(out) == count_plan_tokens(store, 12)
 
 
-def test_an_invalid_request_does_not_drop_the_others(tmp_path, store, monkeypatch):
-    out = tmp_path / "run"
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_an_invalid_request_does_not_drop_the_others(store, out, monkeypatch):
     take, valid_paths = EditInbox.take, []
 
     def take_after_submission(inbox, run):
@@ -285,9 +291,8 @@ def test_an_invalid_request_does_not_drop_the_others(tmp_path, store, monkeypatc
     assert read_journal(out) == [json.loads(valid_paths[0].read_text())["taken"]]
 
 
-def test_a_dry_run_needs_no_lock(tmp_path, store):
-    out, edit = tmp_path / "run", Edit(step=6, skip=1)
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_a_dry_run_needs_no_lock(store, out):
+    edit = Edit(step=6, skip=1)
     (out / "run.lock").unlink()
     assert not edit_run(out, store.path, edit, dry_run=True).written
     assert not (out / "run.lock").exists()
@@ -297,9 +302,7 @@ def test_a_dry_run_needs_no_lock(tmp_path, store):
     assert (out / "run.lock").read_text() == content
 
 
-def test_a_damaged_older_checkpoint_does_not_block_an_edit(tmp_path, store):
-    out = tmp_path / "run"
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_a_damaged_older_checkpoint_does_not_block_an_edit(store, out):
     older = RunFolder(out).find_newest_checkpoint()
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     (older / "state.json").write_text("{}")
@@ -328,9 +331,8 @@ def test_an_edit_that_no_step_follows_is_in_the_newest_checkpoint(tmp_path, stor
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path, store, dry_run):
-    out, edit = tmp_path / "run", Edit(step=10, skip=1)
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(store, out, dry_run):
+    edit = Edit(step=10, skip=1)
     older = RunFolder(out).find_newest_checkpoint()
     submit_unanswered(out, Edit(step=9, skip=1))
     for target in (out, older):
@@ -341,9 +343,8 @@ def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path,
         assert edit_run(target, store.path, edit, dry_run=dry_run).number == number
 
 
-def test_an_answer_is_on_the_disk_before_the_next_step(tmp_path, store, monkeypatch):
-    out, synced, sync = tmp_path / "run", [], os.fsync
-    run_training(store, out, {"steps": 12}, stop_at=4)
+def test_an_answer_is_on_the_disk_before_the_next_step(store, out, monkeypatch):
+    synced, sync = [], os.fsync
     path = submit_unanswered(out, Edit(step=6, skip=1))
 
     def record_sync(descriptor):

@@ -29,7 +29,7 @@ def test_a_few_conversations_are_learned(families, tmp_path, name):
     from transformers import AutoModelForMultimodalLM
 
     family = families[name]
-    outcome, lines = family.train(tmp_path / "run", {"steps": 24, "global_batch_size": 2, "batch_size": 1})
+    outcome, lines = family.train(tmp_path / "run", {"steps": 14, "global_batch_size": 2, "batch_size": 2})
     loss_curve = read_losses(tmp_path / "run")
     assert loss_curve[-1] < loss_curve[0] / 2
     assert any("packed documents do not see each other" in line for line in lines)
@@ -57,11 +57,14 @@ def test_a_model_with_image_masks_learns(families, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+SHORT = {"eval_interval": 0, "steps": 3}
+
+
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(families, tmp_path):
     family = families["qwen2_vl"]
-    family.train(tmp_path / "whole", {"eval_interval": 0})
-    family.train(tmp_path / "run", {"eval_interval": 0}, stop_at=3)
-    family.train(tmp_path / "run", {"eval_interval": 0}, resume=True)
+    family.train(tmp_path / "whole", SHORT)
+    family.train(tmp_path / "run", SHORT, stop_at=2)
+    family.train(tmp_path / "run", SHORT, resume=True)
     assert read_steps(tmp_path / "run") == read_steps(tmp_path / "whole")
     newest = [RunFolder(tmp_path / name).find_newest_checkpoint() for name in ("whole", "run")]
     full_weights, resumed_weights = (folder / "model.safetensors" for folder in newest)
@@ -106,7 +109,8 @@ def test_texts_and_conversations_with_images_are_trained_together(families, tmp_
     assert read_losses(tmp_path / "run")[-1] < read_losses(tmp_path / "run")[0] - 1
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", pytest.param("qwen2_audio", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio"])
 def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_path, capsys, name):
     settings = {"chunk_length": 6} if name == "qwen2_audio" else {}
     processor = save_with_template(name, tmp_path / "processor", **settings)
@@ -146,10 +150,10 @@ def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, opti
     shutil.copytree(family.processor.parent / "in", tmp_path / "in")
     source = write_lines(tmp_path / "in")
     args = ["train", option, source, "--processor", family.processor, "--tokenizer", family.processor]
-    args += ["--init", family.folder, "--device", "cpu", "--seq-len", 640, "--lr", 0.02]
-    args += ["--global-batch-size", 2, "--max-iters", 12, "--save-interval", 0]
+    args += ["--init", family.folder, "--device", "cpu", "--seq-len", 200, "--lr", 0.1]
+    args += ["--global-batch-size", 2, "--max-iters", 4, "--save-interval", 0]
     args += ["--stream-workers", 0] if option == "--stream" else []
-    for out, run_args in (("whole", []), ("run", ["--stop-at", 5]), ("run", ["--resume"])):
+    for out, run_args in (("whole", []), ("run", ["--stop-at", 2]), ("run", ["--resume"])):
         command = [*args, "--out", tmp_path / out, *run_args]
         assert run_command_line(list(map(str, command))) == 0, command
     assert read_steps(tmp_path / "run") == read_steps(tmp_path / "whole")
@@ -173,7 +177,7 @@ def test_moved_media_and_missing_media(families, tmp_path, capsys):
     assert run_command_line(list(map(str, [*args, "--val-fraction", "0"]))) == 0
     (tmp_path / "in").rename(tmp_path / "moved")
     train = ["train", "--data", tmp_path / "store", "--init", family.folder, "--device", "cpu"]
-    train += ["--seq-len", 640, "--global-batch-size", 2, "--max-iters", 3, "--eval-interval", 0]
+    train += ["--seq-len", 640, "--global-batch-size", 2, "--max-iters", 1, "--eval-interval", 0]
     capsys.readouterr()
     assert run_command_line(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
     assert "--data-folder of prepare and train" in capsys.readouterr().err

@@ -10,7 +10,9 @@ import pytest
 from chat.conftest import make_byte_level_tokenizer
 from chat.conversations import CHATML
 from preparation.stores import write_jsonl
+from processes import start_processes
 from train.model_folders import write_model
+from train.runs import BASE_SETTINGS
 
 # Every attempt is refused and recorded, also one whose error the caller ignores.
 BLOCK_SCRIPT = """
@@ -42,8 +44,8 @@ class Blocked(socket.socket):
 socket.socket = Blocked
 socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
 """
-TRAIN_OPTIONS = ["--device", "cpu", "--seq-len", "64", "--batch-size", "2", "--max-iters", "3"]
-QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(300)]
+TRAIN_OPTIONS = ["--device=cpu", "--seq-len=64", "--global-batch-size=2", "--max-iters=1", "--eval-batches=1"]
+QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(100)]
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +64,42 @@ def no_network(tmp_path_factory):
 
 
 RUN_SCRIPT = """
-import json, sys
+import json, os, sys, warnings
 from batchloom.cli import run_command_line
 
+warnings.simplefilter("ignore")
 for words in json.loads(sys.argv[1]):
     if code := run_command_line(words):
         sys.exit(code)
 """
+# In a process that has imported the libraries: refuse connections from now on, with an empty cache of the Hub.
+FORKED_SCRIPT = (
+    BLOCK_SCRIPT
+    + """
+import huggingface_hub
+huggingface_hub.constants.HF_HUB_CACHE = os.environ["HF_HOME"]
+"""
+    + RUN_SCRIPT
+)
 
 
-@pytest.fixture
-def run_commands(no_network, tmp_path):
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.slow)])
+def run_commands(no_network, tmp_path, request):
     """Function that runs commands without a network and requires no attempt."""
     attempts = tmp_path / "attempts"
     environment = {**no_network, "ATTEMPTS": str(attempts)}
 
+    def start(args):
+        if request.param == "fresh":
+            command = [sys.executable, "-c", RUN_SCRIPT, args]
+            return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        script = tmp_path / "forked.py"
+        script.write_text(FORKED_SCRIPT)
+        with start_processes(script, args, environments=[environment]) as (process,):
+            return process.wait()
+
     def run(*commands):
-        args = json.dumps([list(map(str, line)) for line in commands])
-        command = [sys.executable, "-W", "ignore", "-c", RUN_SCRIPT, args]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        result = start(json.dumps([list(map(str, line)) for line in commands]))
         assert result.returncode == 0, result.stderr
         assert not attempts.exists(), attempts.read_text()
         return result.stdout + result.stderr
@@ -108,13 +127,14 @@ def test_connections_are_blocked(tmp_path, no_network, code):
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", pytest.param("train:300", marks=pytest.mark.slow)])
 def test_texts_prepare_check_and_train(tmp_path, run_commands, tokenizer):
-    write_jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
-    store = tmp_path / "store"
+    write_jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(100)])
+    store, config = tmp_path / "store", tmp_path / "small.json"
+    config.write_text(json.dumps({**BASE_SETTINGS, "model": {"layers": 1, "heads": 1, "width": 8}}))
     options = ["--out", store, "--tokenizer", tokenizer, "--val-fraction", 0.1]
     output = run_commands(
         ["prepare", tmp_path / "in.jsonl", *options],
         ["check", store],
-        ["train", "--data", store, "--out", tmp_path / "run", *TRAIN_OPTIONS],
+        ["train", "--data", store, "--config-file", config, "--out", tmp_path / "run", *TRAIN_OPTIONS],
     )
     assert "sound" in output
 

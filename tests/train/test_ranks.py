@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from batchloom import InputError, Loader
+from batchloom.adapters.logging import read_log
 from batchloom.adapters.rank_group import choose_device, join_ranks
 from batchloom.core.errors import TrainError
 from processes import make_rank_environments, run_ranks, run_two_ranks, start_processes
@@ -25,7 +26,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.jo
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.json"
-    path.write_text(json.dumps({**BASE_SETTINGS, "steps": 12}))
+    path.write_text(json.dumps({**BASE_SETTINGS, "steps": 6}))
     return path
 
 
@@ -33,20 +34,20 @@ def test_two_ranks_train_as_one(tmp_path, config):
     store = small_store(tmp_path / "s")
     out, single = tmp_path / "two", tmp_path / "one"
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
-    args += ["--out", out, "--batch-size", 1, "--stop-at", 6]
+    args += ["--out", out, "--batch-size", 1, "--stop-at", 4]
     printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
-    assert printed.count("step  1/12") == 1
+    assert printed.count("step 1/6") == 1
     assert "2 ranks x 2 passes x 1 row" in printed
 
-    run_training(store, single, {"steps": 12})
-    # The two ranks stopped at step 6; one rank goes on from their checkpoint.
-    run_training(store, out, {"steps": 12}, resume=True)
+    run_training(store, single, {"steps": 6})
+    # The two ranks stopped at step 4; one rank goes on from their checkpoint.
+    run_training(store, out, {"steps": 6}, resume=True)
     actual, reference = read_steps(out), read_steps(single)
     assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
     assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
 
     ranks = [np.load(tmp_path / f"rank{rank}.npy") for rank in (0, 1)]
-    loader = Loader(store, seq_len=32, global_batch_size=4, steps=12, output="numpy")
+    loader = Loader(store, seq_len=32, global_batch_size=4, steps=6, output="numpy")
     for step, batch in enumerate(loader):
         step_rows = np.concatenate([ranks[0][step], ranks[1][step]])
         rows = sorted(map(tuple, step_rows.tolist()))
@@ -57,27 +58,37 @@ def test_two_ranks_train_as_one(tmp_path, config):
 def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     store = small_store(tmp_path / "s")
     out, single = tmp_path / "two", tmp_path / "one"
-    sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance"]
+    sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance", "--log-row-loss", 2]
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
-    printed = run_two_ranks(WORKER, tmp_path, store.path, *args, "--out", out, "--stop-at", 6)
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *args, "--out", out, "--stop-at", 4)
     assert "2 ranks x 2 passes x 2 rows" in printed
-    assert re.search(r"step  1/12 .* imbalance 1\.", printed)
+    assert re.search(r"step 1/6 .* imbalance 1\.", printed)
 
-    run_training(store, single, {"steps": 12, "global_batch_size": 5})
+    changes = {"steps": 6, "global_batch_size": 5, "log_row_loss": 2}
+    run_training(store, single, changes)
     # One rank resumes their run without padding and balancing.
-    run_training(store, out, {"steps": 12, "global_batch_size": 5}, resume=True)
+    run_training(store, out, changes, resume=True)
     actual, reference = read_steps(out), read_steps(single)
     assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
     assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
-    logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    logged = read_log(out / "log.jsonl")
     measured = [entry for entry in logged if "imbalance" in entry]
-    assert len(measured) == 6
+    assert len(measured) == 4
     assert all(1 <= entry["imbalance"] <= entry["imbalance_in_order"] for entry in measured)
+    # The losses of single rows are in the order of the plan.
+    row_losses, expected = (
+        {entry["step"]: entry["row_loss"] for entry in read_log(folder / "log.jsonl") if "row_loss" in entry}
+        for folder in (out, single)
+    )
+    assert list(row_losses) == [2, 4, 6]
+    for step, losses in row_losses.items():
+        assert len(losses) == 5
+        assert losses == pytest.approx(expected[step], abs=1e-4)
 
 
 def test_two_ranks_share_one_temporary_store(tmp_path, config):
     text = tmp_path / "words.txt"
-    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
+    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(100)))
     args = ["train", "--input-file", text, "--tokenizer", "bytes", "--config-file", config]
     store = small_store(tmp_path / "s")
     args += ["--out", tmp_path / "run", "--max-iters", 2]
@@ -91,7 +102,7 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
 
 def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
     text = tmp_path / "words.txt"
-    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
+    text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(100)))
     manifest = tmp_path / "all.yaml"
     manifest.write_text("datasets: [{path: words.txt, data_type: jsonl}]")
     args = ["train", "--dataset-config", manifest, "--tokenizer", "bytes", "--config-file", config]
@@ -114,6 +125,29 @@ def endless_command(tmp_path, config):
     return ["-m", "batchloom", "train", *map(str, args), *map(str, run_options)]
 
 
+def check_checkpoints(run):
+    """Require the two newest checkpoints of a run, whole."""
+    assert not list(run.rglob("*.partial"))
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+    assert all(len(list(folder.iterdir())) == 3 for folder in checkpoints)
+
+
+def test_ctrl_c_prints_one_message_on_the_first_of_two_ranks(tmp_path, endless_command):
+    with start_processes(*endless_command, environments=make_rank_environments()) as (first, second):
+        wait_for_step(first, tmp_path / "run", 12)
+        for rank in (first, second):
+            rank.send_signal(signal.SIGINT)
+        result, other = first.wait(), second.wait()
+    assert result.returncode == 130
+    assert result.stderr.strip().startswith(f"Stopped the run in {tmp_path / 'run'}; its newest checkpoint is of step ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert other.returncode != 0
+    assert not re.search("Stopped|Traceback", other.stderr)
+    check_checkpoints(tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_ctrl_c_under_torchrun_prints_one_message(tmp_path, endless_command):
     with subprocess.Popen(
         [*TORCHRUN, *endless_command],
@@ -130,10 +164,7 @@ def test_ctrl_c_under_torchrun_prints_one_message(tmp_path, endless_command):
     assert errors.count("Stopped the run in") == 1
     # torchrun prints its own traceback, as for every script.
     assert errors.count("Traceback") == errors.count("SignalException: ") == 1
-    assert not list(tmp_path.rglob("*.partial"))
-    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert len(checkpoints) == 2
-    assert all(len(list(folder.iterdir())) == 3 for folder in checkpoints)
+    check_checkpoints(tmp_path / "run")
 
 
 def test_the_loss_of_a_rank_ends_the_others_with_a_message(tmp_path, endless_command):
@@ -169,20 +200,22 @@ SLOW_FIRST = """
 import datetime, os, sys, time, torch, torch.distributed as dist
 from batchloom.adapters.rank_group import RankGroup
 rank, place, seconds = int(os.environ["RANK"]), sys.argv[1], float(sys.argv[2])
-dist.init_process_group(
-    "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank
-)
+dist.init_process_group("gloo", f"file://{place}", world_size=2, rank=rank)
+ranks = RankGroup(rank, 2, rank, torch.device("cpu"))
+ranks.run_exclusively(None)
+# Both are here, and from now on any other collective fails if a rank comes half a second late.
+dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5), dist.group.WORLD)
 def work():
     time.sleep(seconds)
     if not seconds:
-        sys.exit(7)
-RankGroup(rank, 2, rank, torch.device("cpu")).run_exclusively(None if rank else work)
+        os._exit(7)
+ranks.run_exclusively(None if rank else work)
 print("went on")
 """
 
 
 @pytest.mark.parametrize(
-    ("seconds", "message"), [(3, "went on"), (0, "TrainError: Rank 1 lost contact with the other ranks")]
+    ("seconds", "message"), [(1, "went on"), (0, "TrainError: Rank 1 lost contact with the other ranks")]
 )
 def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, message):
     script = tmp_path / "slow_first.py"

@@ -11,6 +11,7 @@ from batchloom import SettingsError, StateError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.train import DataRequest, MediaPaths, StreamOptions
+from chat.conftest import make_byte_level_tokenizer
 from processes import run_two_ranks
 from train.model_folders import write_model
 from train.runs import BASE_SETTINGS, read_steps, start_run
@@ -19,7 +20,7 @@ from train.runs import BASE_SETTINGS, read_steps, start_run
 @pytest.fixture(scope="module")
 def input_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("inputs") / "sums.jsonl"
-    rows = [{"text": f"{n} and {n} are {2 * n}."} for n in range(600)]
+    rows = [{"text": f"{n} and {n} are {2 * n}."} for n in range(200)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -69,13 +70,13 @@ def test_a_run_that_fails_before_its_first_step_can_be_started_again(tmp_path, i
 
 
 def test_a_run_writes_the_store_of_its_inputs(tmp_path, input_file):
-    _, printed = run_stream(input_file, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"})
+    _, printed = run_stream(input_file, tmp_path / "long", {"steps": 60}, options={"keep": tmp_path / "kept"})
     assert any("is the store of the inputs" in line for line in printed)
     batchloom.prepare(input_file, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False)
     manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
     longer_input = tmp_path / "more.jsonl"
-    longer_input.write_text(input_file.read_text() * 10)
+    longer_input.write_text(input_file.read_text() * 30)
     _, printed = run_stream(longer_input, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"})
     assert any("0 of 1 units of the input are in" in line for line in printed)
 
@@ -98,14 +99,15 @@ def test_a_run_reports_the_command_that_finishes_its_store(tmp_path, input_file)
 
 def test_a_checkpoint_of_another_stream_is_refused(tmp_path, input_file):
     run_stream(input_file, tmp_path / "run", stop_at=5)
-    with pytest.raises(StateError, match="tokenizer: 'bytes' -> 'gpt2'"):
-        run_stream(input_file, tmp_path / "run", resume=True, tokenizer="gpt2")
+    folder = make_byte_level_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(StateError, match="tokenizer: 'bytes' -> 'tokenizer'"):
+        run_stream(input_file, tmp_path / "run", resume=True, tokenizer=str(folder))
 
 
 def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
     settings = {**BASE_SETTINGS, "model": {"init": str(tmp_path / "model")}, "steps": 2}
-    data = DataRequest(stream=(str(input_file),), tokenizer="bytes")
+    data = DataRequest(stream=(str(input_file),), options=StreamOptions(workers=1), tokenizer="bytes")
     outcome, printed = start_run(data, tmp_path / "run", settings)
     assert outcome.step == 2
     assert any("do not see each other" in line for line in printed)
@@ -142,7 +144,7 @@ def test_two_ranks_gather_their_state(tmp_path, input_file):
     config = tmp_path / "small.json"
     config.write_text(json.dumps({**BASE_SETTINGS, "steps": 10}))
     args = ["--stream", input_file, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
-    args += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
+    args += ["--stream-workers", "0", "--out", tmp_path / "two", "--stop-at", "5"]
     run_two_ranks("-m", "batchloom", "train", *args)
     run_stream(input_file, tmp_path / "two", {"steps": 10}, resume=True)
     run_stream(input_file, tmp_path / "one", {"steps": 10})

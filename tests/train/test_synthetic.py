@@ -88,7 +88,7 @@ def test_real_data_is_reported(config, tmp_path, capsys, monkeypatch, path):
 
 
 @pytest.mark.parametrize("option", ["--data", "--input-file"])
-def test_missing_data_is_replaced_only_on_request(config, tmp_path, capsys, monkeypatch, option):
+def test_missing_data_stops_a_run(config, tmp_path, capsys, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     args = [option, "nowhere", "--config-file", config, "--out", "run"]
     assert train(*args) == 1
@@ -96,7 +96,15 @@ def test_missing_data_is_replaced_only_on_request(config, tmp_path, capsys, monk
     output = capsys.readouterr()
     assert "Falling back" not in output.out + output.err
     assert not (tmp_path / "run").exists()
-    assert train(*args, "--if-missing", "synthetic") == 0
+
+
+@pytest.mark.parametrize("option", ["--data", pytest.param("--input-file", marks=pytest.mark.slow)])
+def test_missing_data_is_replaced_on_request(config, tmp_path, capsys, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    settings = json.loads(config.read_text())
+    settings["model"]["vocab_size"] = 300
+    (tmp_path / "c.json").write_text(json.dumps({**settings, "steps": 1}))
+    assert train(option, "nowhere", "--config-file", "c.json", "--out", "run", "--if-missing", "synthetic") == 0
     output = capsys.readouterr()
     warning, fallback = output.err.splitlines()
     assert warning.startswith("Could not load real data: ")
@@ -104,15 +112,7 @@ def test_missing_data_is_replaced_only_on_request(config, tmp_path, capsys, monk
     assert fallback == "Falling back to synthetic data"
     assert all("source=synthetic" in line for line in output.out.splitlines())
     assert "Loaded real" not in output.out
-
-
-def test_synthetic_ids_follow_the_vocabulary_of_the_model(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings = json.loads(config.read_text())
-    settings["model"]["vocab_size"] = 300
-    (tmp_path / "c.json").write_text(json.dumps(settings))
-    args = ["--data", "nowhere", "--config-file", "c.json", "--if-missing", "synthetic"]
-    assert train(*args, "--out", "run") == 0
+    # The ids are those of the model's vocabulary.
     description = json.loads((tmp_path / "run/run.json").read_text())
     assert description["data"]["name"].startswith("distributed_dummy:documents=100000,vocab=300,")
 
@@ -214,7 +214,8 @@ def test_unknown_fallbacks_are_refused(capsys, fallback):
     assert f"--if-missing: {fallback!r} is none of error, synthetic" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["dummy", "distributed_dummy"])
+# Of stores, too, each rank reads its share.
+@pytest.mark.parametrize("name", ["dummy", pytest.param("distributed_dummy", marks=pytest.mark.slow)])
 def test_two_ranks_of_synthetic_data(tmp_path, config, name):
     data = f"{name}:documents=500,vocab=64,lengths=8-60"
     out = tmp_path / "run"

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from sources.hub_server import serve_hub
 from train.elastic_worker import SEQ_LEN, decode_numbers, read_step_lines, select_surviving_lines, write_numbered
 from train.runs import long_conversations, small_store, wait_for_step
 from train.test_ranks import ENVIRONMENT
+from waiting import wait_until
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
 DOCUMENTS = 60_000
@@ -75,14 +75,12 @@ def check_once(store, folder, steps):
     return history
 
 
-def wait_until(event, condition, agents):
+def wait_for_agents(event, condition, agents):
     """Wait for a result of ``condition``; on timeout fail with the agents' output."""
-    ends = time.monotonic() + TIMEOUT
-    while time.monotonic() < ends:
-        if (result := condition()) is not None:
-            return result
-        time.sleep(0.05)
-    pytest.fail(f"{event}: {[start_agent.log.read_text()[-3000:] for start_agent in agents]}")
+    try:
+        return wait_until(condition, event)
+    except AssertionError as error:
+        pytest.fail(f"{error}: {[start_agent.log.read_text()[-3000:] for start_agent in agents]}")
 
 
 class Agent:
@@ -134,21 +132,21 @@ def list_world_sizes(history):
 
 def test_a_run_resumes_with_other_workers_and_after_a_kill(tmp_path):
     (tmp_path / "heard").mkdir()
-    store = write_numbered(tmp_path / "s", 5000)
-    (result,) = run_ranks(*make_worker_args(store, tmp_path, 6, "--save-interval", 4), ranks=1)
+    store = write_numbered(tmp_path / "s", 2000)
+    (result,) = run_ranks(*make_worker_args(store, tmp_path, 3, "--save-interval", 2), ranks=1)
     assert result.returncode == 0, result.stderr
-    command = make_worker_args(store, tmp_path, 10**6, "--save-interval", 4)
+    command = make_worker_args(store, tmp_path, 400, "--save-interval", 2)
     with start_processes(*command, environments=make_rank_environments()) as (first, second):
-        wait_for_step(first, tmp_path / "run", 15)
+        wait_for_step(first, tmp_path / "run", 6)
         # The first rank may wait in native code for the second, so both are killed.
         for rank in (second, first):
             rank.send_signal(signal.SIGKILL)
             rank.wait()
     saved_step = read_checkpoint_state(RunFolder(tmp_path / "run").find_newest_checkpoint())[0]
-    assert saved_step >= 12
-    (result,) = run_ranks(*make_worker_args(store, tmp_path, saved_step + 5, "--save-interval", 3), ranks=1)
+    assert saved_step >= 4
+    (result,) = run_ranks(*make_worker_args(store, tmp_path, saved_step + 2, "--save-interval", 3), ranks=1)
     assert result.returncode == 0, result.stderr
-    assert list_world_sizes(check_once(store, tmp_path, saved_step + 5)) == [1, 2, 1]
+    assert list_world_sizes(check_once(store, tmp_path, saved_step + 2)) == [1, 2, 1]
 
 
 @pytest.mark.slow
@@ -180,16 +178,16 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
 
     with ExitStack() as stack:
         first = stack.enter_context(start_agent(port, True, command, tmp_path / "first.log"))
-        step = wait_until("the first alone", make_condition(1, ()), [first])
+        step = wait_for_agents("the first alone", make_condition(1, ()), [first])
         second = stack.enter_context(start_agent(port, False, command, tmp_path / "second.log"))
         both = [first, second]
-        step = wait_until("a second joins", make_condition(2, read_pids()), both)
+        step = wait_for_agents("a second joins", make_condition(2, read_pids()), both)
         known_pids = read_pids()
         second.worker().kill()
-        step = wait_until("a worker is killed", make_condition(2, known_pids), both)
+        step = wait_for_agents("a worker is killed", make_condition(2, known_pids), both)
         known_pids = read_pids()
         second.kill()
-        step = wait_until("a node is lost", make_condition(1, known_pids), both)
+        step = wait_for_agents("a node is lost", make_condition(1, known_pids), both)
         first.process.send_signal(signal.SIGTERM)
         first.process.wait(TIMEOUT)
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
@@ -262,9 +260,7 @@ def test_a_worker_without_its_peers_can_be_stopped(tmp_path, number):
     environment = {**rank_variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with start_processes("-m", "batchloom", *args, environments=[environment]) as (process,):
         # The worker listens on the port once it waits in native code.
-        ends = time.monotonic() + TIMEOUT
-        while not is_listening(int(port)) and time.monotonic() < ends:
-            time.sleep(0.02)
+        wait_until(lambda: is_listening(int(port)), "the worker listens")
         line = process.out.read_text()
         assert line == f"rank 0 of 2 waits for the other ranks at 127.0.0.1:{port}\n"
         process.send_signal(number)
@@ -277,7 +273,7 @@ def is_listening(port):
 
 
 def test_a_run_is_resumed_and_another_is_refused(tmp_path, capsys):
-    args = ["worker", "--dataset-type", "dummy", "--dataset-name", "vocab=300", "--device", "cpu"]
+    args = ["worker", "--dataset-type", "dummy", "--dataset-name", "documents=500,vocab=300", "--device", "cpu"]
     args += ["--batch-size", "2", "--out", str(tmp_path / "run"), "--worker-id", "w1"]
     assert command([*args, "--num-steps", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -292,7 +288,7 @@ def test_a_run_is_resumed_and_another_is_refused(tmp_path, capsys):
     assert "0 steps, 0 tokens" in capsys.readouterr().out
     assert command([*args, "--num-steps", "4", "--seq-len", "16"]) == 1
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
-    changed_args = [*args, "--num-steps", "4", "--dataset-name=vocab=301"]
+    changed_args = [*args, "--num-steps", "4", "--dataset-name=documents=500,vocab=301"]
     del changed_args[3:5]
     assert command(changed_args) == 1
     assert "data.fingerprint was" in capsys.readouterr().err

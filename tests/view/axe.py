@@ -4,7 +4,11 @@ import importlib.resources
 
 import pytest
 
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+# Passed rules are counted, and not described: that would take twice as long as the checks.
+RULES = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "resultTypes": ["violations"],
+}
 
 
 def find_violations(page):
@@ -18,12 +22,11 @@ def find_violations(page):
 
 
 def check_accessibility(page, url):
-    """Open a page, wide and narrow: it must break no rule in light and dark, and not be wider than the window."""
-    for width in (1280, 400):
+    """Open a page, wide and light, then narrow and dark: it must break no rule, and not be wider than the window."""
+    for width, scheme in ((1280, "light"), (400, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
         page.goto(url)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            assert not find_violations(page), (width, scheme)
+        assert not find_violations(page), (width, scheme)

@@ -5,17 +5,19 @@ import json
 import shutil
 import socket
 import threading
-import time
 
+import httpx
 import pytest
 
 import batchloom
 from batchloom.view import ViewSpec, make_pages, make_server
 from golden.inputs import make_tokenizer_json
 from media.sample_media import make_messages
+from waiting import LIMIT_S, wait_until
 
 TOKEN = "a-token-of-the-tests"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SIZE = {"width": 1280, "height": 800}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -27,16 +29,23 @@ def serving(path, **options):
         server = make_server(make_pages(ViewSpec(data=[str(path)], **options)), TOKEN)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 30
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
         try:
+            wait_until(lambda: server.started or not thread.is_alive(), "the server starts")
+            assert server.started
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def open_client(address):
+    """Yield a client with the token."""
+    # The certificates, which are not needed here, would take longer to load than most pages.
+    with httpx.Client(base_url=address, follow_redirects=True, timeout=LIMIT_S, verify=False) as client:
+        client.get("/static/icon.svg", params={"token": TOKEN}).raise_for_status()
+        yield client
 
 
 def write_chats(folder, rows=None):
@@ -67,9 +76,9 @@ def chats(tmp_path_factory):
     return folder / "store"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
-    # Its event loop runs until it is closed, and other tests start loops of their own.
+    """One browser for these tests. Its event loop runs until it is closed, and other tests start loops of their own."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
     sync_api = pytest.importorskip("playwright.sync_api")
@@ -79,23 +88,62 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture
-def page(browser):
-    """A page of a fresh browser profile; any error of the page or of its policy fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(20_000)
-    opened = context.new_page()
-    problems = []
-    opened.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else 0)
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    opened.problems = problems
-    yield opened
+@contextlib.contextmanager
+def opening_page(browser):
+    """Yield a page of a fresh browser profile."""
+    context = browser.new_context(viewport=SIZE)
+    context.set_default_timeout(1000 * LIMIT_S)
+    yield context.new_page()
     context.close()
-    assert problems == []
 
 
-@pytest.fixture(scope="module")
+@contextlib.contextmanager
+def forbidding_problems(page):
+    """Fail if the page or its policy reports an error; ``page.problems`` lists those so far."""
+    problems = page.problems = []
+    listeners = {
+        "console": lambda message: problems.append(message.text) if message.type in ("error", "warning") else None,
+        "pageerror": lambda error: problems.append(str(error)),
+        "dialog": lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield page
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    assert page.problems == []
+
+
+@pytest.fixture(scope="package")
+def shared_page(browser):
+    """The page that tests use one after the other: a profile of its own takes longer than most of them."""
+    with opening_page(browser) as page:
+        yield page
+
+
+@pytest.fixture
+def page(shared_page):
+    """A page without cookies and stored values; any error of the page or of its policy fails the test."""
+    shared_page.context.clear_cookies()
+    shared_page.set_viewport_size(SIZE)
+    shared_page.emulate_media(color_scheme="light")
+    try:
+        with forbidding_problems(shared_page):
+            yield shared_page
+    finally:
+        shared_page.evaluate("try { localStorage.clear() } catch { }")
+        # An empty page asks for nothing more. Another address would start another process.
+        shared_page.set_content("")
+
+
+@pytest.fixture
+def own_page(browser):
+    """A page of a profile of its own, for a test that changes it for good."""
+    with opening_page(browser) as page, forbidding_problems(page):
+        yield page
+
+
+@pytest.fixture(scope="package")
 def address(chats):
     """Address of the pages of the conversations; other data override it."""
     with serving(chats) as served:

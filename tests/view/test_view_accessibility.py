@@ -3,12 +3,32 @@
 import pytest
 
 from batchloom.view import ViewSpec, write_view
+from media.sample_media import make_messages
 from view.axe import check_accessibility, find_violations
+from view.conftest import serving, write_chats
 
 PAGES = [
-    *("/", "/documents", "/documents?text=nothing", "/document/3", "/document/3?as=tokens", "/packing?seq_len=256"),
-    *("/packing?seq_len=256&batch=64&row=16", "/plan?seq_len=256&document=3&workers=2", "/nothing"),
+    *("/", "/documents", "/document/3?as=tokens", "/packing?seq_len=64&batch=8&row=4"),
+    "/plan?seq_len=256&batch=2&document=3&workers=2",
+    *(
+        pytest.param(path, marks=pytest.mark.slow)
+        for path in ("/documents?text=nothing", "/document/3", "/packing?seq_len=256", "/nothing")
+    ),
 ]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """A store of few conversations, as axe looks at each element of a page."""
+    folder = tmp_path_factory.mktemp("chats")
+    write_chats(folder, [{"messages": make_messages(f"What is {n} + {n}?", str(2 * n))} for n in (*range(12), 3)])
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def address(chats):
+    with serving(chats) as served:
+        yield served
 
 
 @pytest.mark.parametrize("path", PAGES)

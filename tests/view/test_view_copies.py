@@ -2,19 +2,18 @@
 
 import gzip
 import json
-import random
 import re
 import zipfile
 from html import unescape
 
-import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import batchloom
 from batchloom.testing import write_store
-from view.conftest import TOKEN, serving
+from view.conftest import TOKEN, open_client, serving
+from waiting import LIMIT_S
 
 WORDS = [f"word{number}" for number in range(400)]
 
@@ -32,6 +31,12 @@ def write_rows(path, texts):
 def prepare(file, out, **options):
     batchloom.prepare(file, out=out, tokenizer="bytes", val_fraction=0, **options)
     return out
+
+
+@pytest.fixture(autouse=True)
+def time_for_texts(monkeypatch):
+    """Let the page read texts on a busy machine, too."""
+    monkeypatch.setattr("batchloom.view.documents.document_family._TEXT_SECONDS", LIMIT_S)
 
 
 @pytest.fixture
@@ -132,8 +137,7 @@ def test_a_damaged_file_of_dropped_duplicates_is_named(page, store):
 
 def fetch_dropped(store, number=0):
     """Return the rows of the dropped duplicates of a document without a browser."""
-    with serving(store) as address, httpx.Client(base_url=address, follow_redirects=True) as client:
-        client.get("/", params={"token": TOKEN})
+    with serving(store) as address, open_client(address) as client:
         table = client.get(f"/document/{number}/copies").text.partition('<table class="dropped">')[2]
     rows = re.findall(r"<tr>(<td.*?)</tr>", table)
     return [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall("<td.*?>(.*?)</td>", row)] for row in rows]
@@ -148,8 +152,8 @@ def test_an_impossible_offset_of_a_dropped_duplicate_hides_its_text(store):
     assert "too far inside its file" in fetch_dropped(store)[0][3]
 
 
-def compress_rows(path, texts):
-    path.write_bytes(gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)))
+def compress_rows(path, texts, level=9):
+    path.write_bytes(gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts), level))
 
 
 FORMATS = {
@@ -213,8 +217,8 @@ def test_copies_in_an_archive_are_listed_without_texts(tmp_path):
 
 
 def test_a_record_far_inside_a_compressed_file_is_not_read(tmp_path):
-    texts = ["one text", *("".join(random.Random(n).choices("abcdef ", k=9_000)) for n in range(2000)), "one text"]
-    compress_rows(tmp_path / "a.jsonl.gz", texts)
+    # Without compression, so that the file has over 4 MiB.
+    compress_rows(tmp_path / "a.jsonl.gz", ["one text", *(f"{n}" * 50_000 for n in range(10, 60)), "one text"], level=0)
     rows = fetch_dropped(prepare(tmp_path / "a.jsonl.gz", tmp_path / "store"))
     assert [row[3] for row in rows] == ["It is too far inside its file to be read here."]
 
@@ -269,8 +273,7 @@ def test_a_similar_document_is_listed_with_its_estimated_similarity(page, store,
 def test_the_search_for_copies_goes_on_from_a_document(tmp_path):
     # Documents 0 and 63,001 are equal, and a step of the search has 65,536 documents.
     store = write_store(tmp_path / "store", [[number % 251, number // 251 % 251] for number in range(70_000)])
-    with serving(store.path) as address, httpx.Client(base_url=address, follow_redirects=True) as client:
-        client.get("/", params={"token": TOKEN})
+    with serving(store.path) as address, open_client(address) as client:
         for start, expected in ((1, ["63,001"]), (63_001, ["63,001"]), (63_002, [])):
             text = client.get(f"/document/0/copies?start={start}").text
             while more := re.search(r'hx-get="([^"]+)"', text.rpartition("<tr")[2]):
@@ -280,8 +283,7 @@ def test_the_search_for_copies_goes_on_from_a_document(tmp_path):
 
 def test_a_long_list_of_equal_documents_goes_on(tmp_path):
     store = write_store(tmp_path / "store", [[7, 7]] * 250)
-    with serving(store.path) as address, httpx.Client(base_url=address, follow_redirects=True) as client:
-        client.get("/", params={"token": TOKEN})
+    with serving(store.path) as address, open_client(address) as client:
         listed, path = [], "/document/5/copies"
         while path:
             text = client.get(path).text

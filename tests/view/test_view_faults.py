@@ -1,7 +1,6 @@
 """Damaged and changing data, hostile names, many readers and the end of the server."""
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from html import unescape
 
 import httpx
@@ -22,16 +20,10 @@ from batchloom.cli import run_command_line
 from batchloom.testing import append_documents, write_store
 from batchloom.view import ValueCache, ViewSpec, make_pages
 from golden.inputs import make_tokenizer_json
-from view.conftest import TOKEN, serving
+from view.conftest import TOKEN, open_client, opening_page, serving
+from waiting import LIMIT_S
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>{{777*7777}}"
-
-
-@contextlib.contextmanager
-def open_client(address):
-    with httpx.Client(base_url=address, follow_redirects=True, timeout=60) as client:
-        client.get("/static/icon.svg", params={"token": TOKEN})
-        yield client
 
 
 def read_error(response):
@@ -141,6 +133,12 @@ def hostile_store(tmp_path_factory):
     return folder / f"store {name}"
 
 
+@pytest.fixture(scope="module")
+def hostile_address(hostile_store):
+    with serving(hostile_store) as address:
+        yield address
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -148,15 +146,14 @@ def hostile_store(tmp_path_factory):
         *("/documents?text=" + "%3Cscript%3E", "/documents?file=%3Cimg%20src=x%3E", "/packing?packing=%3Cb%3E"),
     ],
 )
-def test_markup_in_any_field_is_inert(hostile_store, page, path):
-    with serving(hostile_store) as address:
-        page.goto(f"{address}/?token={TOKEN}")
-        response = page.goto(address + path)
-        assert "alert(1)" in response.text() or response.status == 400
-        assert page.locator("main script, main b, main img:not(.media img)").count() == 0
-        assert page.evaluate("document.body.innerText").count("6042729") == 0
-        # The page of an error is an answer of status 400, which Chromium reports.
-        page.problems[:] = [problem for problem in page.problems if "status of 400" not in problem]
+def test_markup_in_any_field_is_inert(hostile_address, page, path):
+    page.goto(f"{hostile_address}/?token={TOKEN}")
+    response = page.goto(hostile_address + path)
+    assert "alert(1)" in response.text() or response.status == 400
+    assert page.locator("main script, main b, main img:not(.media img)").count() == 0
+    assert page.evaluate("document.body.innerText").count("6042729") == 0
+    # The page of an error is an answer of status 400, which Chromium reports.
+    page.problems[:] = [problem for problem in page.problems if "status of 400" not in problem]
 
 
 def test_a_folder_name_that_is_no_text_can_be_shown(tmp_path):
@@ -167,23 +164,21 @@ def test_a_folder_name_that_is_no_text_can_be_shown(tmp_path):
             assert client.get(path).status_code == 200
 
 
-def test_a_document_of_ten_megabytes_is_shown_in_parts(tmp_path):
-    write_store(tmp_path / "store", [[97] * 10_000_000 + [122], [98]])
+def test_a_document_of_two_megabytes_is_shown_in_parts(tmp_path):
+    write_store(tmp_path / "store", [[97] * 2_000_000 + [122], [98]])
     with serving(tmp_path / "store") as address, open_client(address) as client:
         for path in ("/documents", "/document/0", "/document/0?as=tokens", "/packing?seq_len=4096", "/document/0/json"):
-            begin = time.process_time()
             response = client.get(path)
             assert response.status_code == 200
             assert len(response.text) < 1_000_000
-            assert time.process_time() - begin < 5
-        assert "z" in client.get("/document/0?at=9999999").text.partition("<main")[2]
+        assert "z" in client.get("/document/0?at=1999999").text.partition("<main")[2]
 
 
 def test_two_browsers_and_twenty_requests_at_once(tmp_path):
-    documents = [[97 + number % 26] * (number % 50 + 1) for number in range(500)]
+    documents = [[97 + number % 26] * (number % 50 + 1) for number in range(200)]
     write_store(tmp_path / "store", documents, documents_per_shard=50)
     paths = ["/", "/documents", "/documents?text=zz", "/packing?seq_len=128&batch=4", "/packing/strategies?seq_len=64"]
-    paths += [f"/document/{number}" for number in range(0, 500, 33)]
+    paths += [f"/document/{number}" for number in range(0, 200, 33)]
     with serving(tmp_path / "store") as address, open_client(address) as one, open_client(address) as other:
         expected = {path: one.get(path).text for path in paths}
         append_documents(tmp_path / "store", [[98] * 7])
@@ -191,7 +186,7 @@ def test_two_browsers_and_twenty_requests_at_once(tmp_path):
         expected = {path: one.get(path).text for path in paths}
         with concurrent.futures.ThreadPoolExecutor(20) as pool:
             answers = pool.map(
-                lambda number: (number, (one, other)[number % 2].get(paths[number % len(paths)])), range(100)
+                lambda number: (number, (one, other)[number % 2].get(paths[number % len(paths)])), range(44)
             )
             for number, response in answers:
                 path = paths[number % len(paths)]
@@ -200,19 +195,17 @@ def test_two_browsers_and_twenty_requests_at_once(tmp_path):
                 assert response.text == expected[path] or "text=zz" in path
 
 
-def test_two_browsers_read_while_plans_are_made(browser, tmp_path):
-    write_store(tmp_path / "store", [[97 + number % 26] * (1 + number % 60) for number in range(3000)])
-    with serving(tmp_path / "store") as address, contextlib.ExitStack() as stack:
-        pages = []
-        for _ in range(2):
-            context = stack.enter_context(contextlib.closing(browser.new_context()))
-            pages.append(context.new_page())
-            pages[-1].goto(f"{address}/?token={TOKEN}")
-        for number in range(4):
+def test_two_browsers_read_while_plans_are_made(browser, page, tmp_path):
+    write_store(tmp_path / "store", [[97 + number % 26] * (1 + number % 60) for number in range(150)])
+    with serving(tmp_path / "store") as address, opening_page(browser) as other:
+        pages = [page, other]
+        for opened in pages:
+            opened.goto(f"{address}/?token={TOKEN}")
+        for number in range(2):
             # Each plan is new, and both browsers ask for it at the same time.
-            for page in pages:
-                page.goto(f"{address}/packing?seq_len={100 + number}&batch=4", wait_until="commit")
-            headings = [page.locator("h1").inner_text() for page in pages]
+            for opened in pages:
+                opened.goto(f"{address}/packing?seq_len={100 + number}&batch=4", wait_until="commit")
+            headings = [opened.locator("h1").inner_text() for opened in pages]
             assert headings == [f"Step 0 4 rows of {100 + number} tokens"] * 2
             pages[number % 2].get_by_role("link", name="Documents").click()
             pages[number % 2].locator("#list").wait_for()
@@ -226,16 +219,16 @@ def test_a_value_in_the_making_delays_only_those_who_need_it():
 
     def make_slowly():
         begun.set()
-        assert release.wait(30)
+        assert release.wait(LIMIT_S)
         made.append("slow")
         return "slow"
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         slow = [pool.submit(cache.get, "slow", 1, make_slowly) for _ in range(2)]
-        assert begun.wait(30)
+        assert begun.wait(LIMIT_S)
         assert [cache.get(name, 1, lambda name=name: name) for name in ("a", "b")] == ["a", "b"]
         release.set()
-        assert [future.result(30) for future in slow] == ["slow", "slow"]
+        assert [future.result(LIMIT_S) for future in slow] == ["slow", "slow"]
     assert made == ["slow"]
     assert cache.get("b", 1, lambda: "again") == "b"
     assert cache.get("b", 2, lambda: "again") == "again"
@@ -278,24 +271,19 @@ def test_data_that_cannot_be_read_are_no_fault_of_the_request(tmp_path):
         assert client.get("/document/9").status_code == 400
 
 
-def start_server(*arguments):
-    command = [sys.executable, "-m", "batchloom", "view", *map(str, arguments), "--no-browser"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0)])
-def test_a_signal_ends_the_server_at_once_and_quietly(tmp_path, number, code):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_the_server_and_its_connections_quietly(tmp_path, number):
     write_store(tmp_path / "store", [[104, 105]])
-    process = start_server(tmp_path / "store")
-    address = process.stdout.readline().strip()
-    with httpx.Client(follow_redirects=True, timeout=60) as client:
+    command = [sys.executable, "-m", "batchloom", "view", str(tmp_path / "store"), "--no-browser"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        httpx.Client(follow_redirects=True, timeout=LIMIT_S, verify=False) as client,
+    ):
         # The connection stays open, as that of a browser does.
-        assert client.get(address).status_code == 200
-        begin = time.monotonic()
+        assert client.get(process.stdout.readline().strip()).status_code == 200
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (code, "")
-    assert time.monotonic() - begin < 10
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, errors) == (0, "")
 
 
 def test_a_number_out_of_its_bounds_is_refused(capsys):
@@ -303,16 +291,15 @@ def test_a_number_out_of_its_bounds_is_refused(capsys):
     assert "--port: 70000 is not a whole number from 0 to 65,535" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named(tmp_path):
+def test_a_port_in_use_is_named(tmp_path, capsys):
     write_store(tmp_path / "store", [[104, 105]])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = start_server(tmp_path / "store", "--port", port)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
+        code = run_command_line(["view", str(tmp_path / "store"), "--port", str(port), "--no-browser"])
+    assert code == 1
     assert (
-        errors
+        capsys.readouterr().err
         == f"batchloom: Port {port} cannot be used: address already in use. Give another --port, or leave it out.\n"
     )

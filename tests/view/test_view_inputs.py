@@ -47,7 +47,7 @@ def test_a_changed_setting_shows_its_effect_and_stays_in_the_address(opened, fol
 
 
 # The second is longer than the name of a file can be.
-@pytest.mark.parametrize("template", ["chatmll", "chatmll" * 50])
+@pytest.mark.parametrize("template", [pytest.param("chatmll", marks=pytest.mark.slow), "chatmll" * 50])
 def test_a_wrong_setting_is_explained_beside_the_form(opened, template):
     opened.get_by_label("Template").fill(template)
     opened.get_by_label("Template").press("Tab")

@@ -108,7 +108,12 @@ def test_epochs_are_those_of_the_forecast(opened, plan):
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "document"), [("code", "17", 17), ("", "code.jsonl:18", 17), ("web", "web.jsonl:1", 0)]
+    ("source", "text", "document"),
+    [
+        pytest.param("code", "17", 17, marks=pytest.mark.slow),
+        ("", "code.jsonl:18", 17),
+        pytest.param("web", "web.jsonl:1", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_document_is_found_in_the_steps_that_serve_it(opened, plan, source, text, document):
     opened.locator("select[name=source]").select_option(source)

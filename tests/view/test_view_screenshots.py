@@ -1,6 +1,7 @@
 """The script that takes the screenshots of the documentation."""
 
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from view.conftest import CHROMIUM
 SCRIPT = Path(__file__).parents[2] / "docs/take_screenshots.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
 def test_the_script_takes_every_screenshot_of_the_documentation(chats, tmp_path):
     store = small_store(tmp_path / "s")
@@ -20,8 +22,11 @@ def test_the_script_takes_every_screenshot_of_the_documentation(chats, tmp_path)
     images = tmp_path / "images"
     images.mkdir()
     run_shots = [(name, path.replace("40", "3"), scheme, height) for name, path, scheme, height in script["RUN_SHOTS"]]
-    script["take_screenshots"]([str(chats)], script["STORE_SHOTS"], images)
-    script["take_screenshots"]([str(tmp_path / "run"), "--store", str(store.path)], run_shots, images)
+    data = [str(chats)], [str(tmp_path / "run"), "--store", str(store.path)]
+    # This thread may have the event loop of the other tests' browser.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(script["take_screenshots"], data[0], script["STORE_SHOTS"], images).result()
+        thread.submit(script["take_screenshots"], data[1], run_shots, images).result()
     shots = (*script["STORE_SHOTS"], *run_shots)
     assert {image.name for image in images.iterdir()} == {f"{name}.webp" for name, *_ in shots}
     for name, _, _, height in shots:

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from analysis.compare.warm_examples import run_warm
+from analysis.compare.warm_examples import MODULE, run_warm
 from batchloom.adapters.requirements import Requirement
 from batchloom.analysis.compare import (
     compare_report,
@@ -24,17 +23,19 @@ from batchloom.analysis.compare import (
     run_example,
 )
 from batchloom.analysis.compare.compare_report import render_comparison_page
-from batchloom.analysis.compare.frameworks import _run_to_end
+from batchloom.analysis.compare.frameworks import _read_fault, _run_to_end
 from batchloom.analysis.compare.loss_curves import LossCurve
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
 from batchloom.core.report_output import save_figure
 from batchloom.testing import write_store
-from processes import start_processes
+from processes import run_ranks, start_processes
+from waiting import wait_until
 
 FOLDER = Path(__file__).parent
 MISSING_FRAMEWORK = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1"),))
 SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
+FEW_STEPS = ["--steps", "3", "--seq-len", "32", "--global-batch-size", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +123,22 @@ def test_a_broken_example_is_detected_next_to_a_sound_one(store, tmp_path, capsy
     check_leaky_result(output, *read_outputs(out))
 
 
+def test_the_error_of_an_example_is_recorded(store, tmp_path):
+    _, dies, _ = make_examples(tmp_path)
+    record = tmp_path / "record"
+    record.mkdir()
+    job = json.dumps({"data": store, "out": str(tmp_path), "steps": 6})
+    (ended,) = run_ranks("-m", MODULE, dies, record, job, "250", ranks=1)
+    assert ended.returncode == 1
+    assert _read_fault(record) == "Rank 0: OSError: no such disk"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("dies", "ended with 1. Rank 0: OSError: no such disk"),
-        pytest.param(
-            "leaves",
-            "ended without a record of what was trained on rank 0: the process exited",
-            marks=pytest.mark.slow,
-        ),
+        ("leaves", "ended without a record of what was trained on rank 0: the process exited"),
     ],
 )
 def test_an_example_that_ends_early_is_reported(store, tmp_path, name, message):
@@ -289,36 +297,54 @@ def read_report_without_times(out):
     return report
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_the_same_command_resumes_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
+def check_resumption(words, example, out, monkeypatch, capsys, line):
+    """Run a stopped command again: it runs the example that was stopped, and reports what an undisturbed one does."""
+    names = record_example_runs(monkeypatch)
+    assert run_command_line([*words, str(out)]) == 0
+    assert names == [example.name]
+    assert f"{line}, before it was stopped\n" in capsys.readouterr().err
+    assert sorted(file.name for file in out.iterdir()) == [f"compare.{ending}" for ending in ("html", "json", "png")]
+    # A finished comparison leaves nothing to resume: the same command starts again.
+    undisturbed = out.with_name("undisturbed")
+    assert run_command_line([*words, str(undisturbed)]) == 0
+    assert names == [example.name, "pytorch", example.name]
+    assert read_report_without_times(out) == read_report_without_times(undisturbed)
+
+
+def check_progress(errors, example, steps):
+    """Check what a command printed before it was stopped; return the line of its finished example."""
+    lines = errors.splitlines()
+    assert lines[0] == f"[1/2] pytorch: running {steps} steps in 1 process"
+    assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
+    assert lines[2] == f"[2/2] {example}: running {steps} steps in 1 process"
+    return lines[1]
+
+
+def test_the_same_command_resumes_after_a_stop(store, tmp_path, capsys, monkeypatch):
+    example, out = tmp_path / "waiting.py", tmp_path / "out"
+    example.write_text(WAITING)
+    words = ["compare", store, *FEW_STEPS, "--frameworks", f"pytorch,{example}", "--out"]
+    record_example_runs(monkeypatch, stopped_at="waiting.py")
+    assert run_command_line([*words, str(out)]) == 130
+    line = check_progress(capsys.readouterr().err, example, 3)
+    check_resumption(words, example, out, monkeypatch, capsys, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_a_signal_ends_can_be_resumed(store, tmp_path, capsys, monkeypatch, number):
     example, wait, out = tmp_path / "waiting.py", tmp_path / "wait", tmp_path / "out"
     example.write_text(WAITING)
     wait.touch()
     words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
     with start_processes("-m", "batchloom", *words, str(out)) as (command,):
-        deadline = time.monotonic() + 120
-        while "waiting.py: running" not in command.err.read_text():
-            assert time.monotonic() < deadline, command.err.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: "waiting.py: running" in command.err.read_text(), "the second example runs")
         command.send_signal(number)
         stopped = command.wait()
     # The example of a killed command ends by itself.
     wait.unlink()
     assert stopped.returncode == (130 if number == signal.SIGINT else -number)
-    lines = stopped.stderr.splitlines()
-    assert lines[0] == "[1/2] pytorch: running 6 steps in 1 process"
-    assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
-    assert lines[2] == f"[2/2] {example}: running 6 steps in 1 process"
-    names = record_example_runs(monkeypatch)
-    assert run_command_line([*words, str(out)]) == 0
-    assert names == ["waiting.py"]
-    assert f"{lines[1]}, before it was stopped\n{lines[2]}\n" in capsys.readouterr().err
-    assert sorted(file.name for file in out.iterdir()) == [f"compare.{ending}" for ending in ("html", "json", "png")]
-    # A finished comparison leaves nothing to resume: the same command starts again.
-    undisturbed = tmp_path / "undisturbed"
-    assert run_command_line([*words, str(undisturbed)]) == 0
-    assert names == ["waiting.py", "pytorch", "waiting.py"]
-    assert read_report_without_times(out) == read_report_without_times(undisturbed)
+    check_resumption(words, example, out, monkeypatch, capsys, check_progress(stopped.stderr, example, 6))
 
 
 def test_another_command_or_example_starts_over_and_reports_it(store, tmp_path, capsys, monkeypatch):
@@ -329,7 +355,7 @@ def test_another_command_or_example_starts_over_and_reports_it(store, tmp_path, 
     def compare(*options, stopped_at=None):
         names = record_example_runs(monkeypatch, stopped_at)
         words = ["--frameworks", "pytorch,own.py", "--out", "out"]
-        code = run_command_line(["compare", store, *SIZES, *words, *options])
+        code = run_command_line(["compare", store, *FEW_STEPS, *words, *options])
         return code, names, capsys.readouterr().err
 
     assert compare(stopped_at="own.py")[:2] == (130, ["pytorch", "own.py"])
@@ -412,12 +438,9 @@ def test_a_run_that_hangs_leaves_no_process(tmp_path):
         "print('waiting for ever', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with pytest.raises(TrainError, match="did not end within 3 s; its last output: waiting for ever"):
-        _run_to_end([sys.executable, "-S", "-c", code], "hanging", 3)
+    with pytest.raises(TrainError, match="did not end within 10 s; its last output: waiting for ever"):
+        _run_to_end([sys.executable, "-S", "-c", code], "hanging", 10)
     # The child is killed, but its new parent may not have waited for it yet.
     with contextlib.suppress(psutil.NoSuchProcess):
         orphan = psutil.Process(int(pid_file.read_text()))
-        deadline = time.monotonic() + 60
-        while orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert orphan.status() == psutil.STATUS_ZOMBIE
+        wait_until(lambda: orphan.status() == psutil.STATUS_ZOMBIE, "the child of the run is killed")

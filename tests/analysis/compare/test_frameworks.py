@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from analysis.compare.warm_examples import run_warm
+from analysis.compare.warm_examples import run_warm, run_warm_in_turn
 from batchloom.adapters.requirements import find_requirement_problem
 from batchloom.analysis.compare import FRAMEWORKS, iter_expected_entries, run_example
 from batchloom.core.errors import TrainError
@@ -29,7 +29,7 @@ class Course(NamedTuple):
     every: int
 
 
-SHORT, LONG = Course(12, 6, 4), Course(50, 20, 7)
+SHORT, LONG = Course(6, 3, 2), Course(50, 20, 7)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +89,13 @@ def check_record(record, first, store, losses, processes=1):
     assert record.losses == pytest.approx(losses[first:stop], rel=1e-4)
 
 
-def check_course(course, run, framework, store, losses, folder, processes=1):
+def check_course(course, run_in_turn, framework, store, losses, folder, processes=1):
     """Check a run that is stopped, and the run that resumes from its checkpoint."""
     job = {"data": str(store.path), "out": str(folder / "out"), **SIZES, "save_every": course.every}
-    before = run(framework.name, {**job, "steps": course.stop}, folder / "a")
+    jobs = [{**job, "steps": course.stop}, {**job, "steps": course.steps, "resume": True}]
+    before, after = run_in_turn(framework.name, jobs, folder)
     check_record(before, 0, store, losses, processes)
     assert len(before.losses) == course.stop
-    after = run(framework.name, {**job, "steps": course.steps, "resume": True}, folder / "b")
     # Some frameworks save another checkpoint when they end.
     assert after.first in (course.stop // course.every * course.every, course.stop)
     check_record(after, after.first, store, losses, processes)
@@ -107,11 +107,11 @@ def test_a_framework_trains_on_the_plain_loaders_batches(framework, store, short
     require_framework(framework)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     if framework.name != "ray-train":
-        check_course(SHORT, run_warm, framework, store, short_losses, tmp_path)
+        check_course(SHORT, run_warm_in_turn, framework, store, short_losses, tmp_path)
         return
     # Ray's local mode saves no checkpoint.
     job = {"data": str(store.path), "out": str(tmp_path / "out"), **SIZES, "steps": SHORT.stop}
-    record = run_warm(framework.name, {**job, "save_every": 4}, tmp_path / "record")
+    record = run_warm(framework.name, {**job, "save_every": 2}, tmp_path / "record")
     check_record(record, 0, store, short_losses)
     assert len(record.losses) == SHORT.stop
 
@@ -130,10 +130,11 @@ def test_an_example_runs_on_two_processes_of_a_launcher(store, short_losses, tmp
 def test_a_framework_trains_on_its_batches_under_its_own_launcher(framework, processes, store, long_losses, tmp_path):
     require_framework(framework)
 
-    def run(name, job, record):
-        return run_example(name, job, record, processes=processes, seconds=MOST_SECONDS)
+    def run_in_turn(name, jobs, folder):
+        options = {"processes": processes, "seconds": MOST_SECONDS}
+        return [run_example(name, job, folder / str(number), **options) for number, job in enumerate(jobs)]
 
-    check_course(LONG, run, framework, store, long_losses, tmp_path, processes)
+    check_course(LONG, run_in_turn, framework, store, long_losses, tmp_path, processes)
 
 
 @pytest.mark.slow

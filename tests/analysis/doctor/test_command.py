@@ -84,7 +84,7 @@ def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
     assert {segment["trained"] for segment in document["pieces"]} == {True, False}
 
 
-@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("colour", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_in_a_document_reaches_the_terminal_as_a_command(chat, colour):
     environment = {**os.environ, "FORCE_COLOR": "1"} if colour else {**os.environ, "NO_COLOR": "1"}
     process = subprocess.run(

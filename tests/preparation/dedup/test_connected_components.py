@@ -84,9 +84,9 @@ def test_groups_are_those_of_a_union_find(tmp_path_factory, links, files, first_
 
 @pytest.mark.parametrize("shape", ["chain", "star", "binary tree"])
 def test_long_and_wide_groups_end_at_their_first(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr(near_duplicates, "_PARTITION_DOCUMENTS", 100)
-    monkeypatch.setattr(near_duplicates, "_CHUNK", 64)
-    count = 1000
+    monkeypatch.setattr(near_duplicates, "_PARTITION_DOCUMENTS", 30)
+    monkeypatch.setattr(near_duplicates, "_CHUNK", 20)
+    count = 300
     permutation = np.random.default_rng(2).permutation(count).tolist()
     links = {
         "chain": list(pairwise(permutation)),

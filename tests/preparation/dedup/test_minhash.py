@@ -98,10 +98,10 @@ def make_pairs(similarity, size, count, seed):
     return first, second, shared_tokens / (2 * size - shared_tokens)
 
 
-@pytest.mark.parametrize("size", [15, 120, 600])
+@pytest.mark.parametrize("size", [15, 120, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("similarity", [0.4, 0.6, 0.75, 0.9])
 def test_pairs_are_found_as_the_curve_says(similarity, size):
-    count = 1000
+    count = 500
     first_documents, second_documents, actual_similarity = make_pairs(similarity, size, count, seed=size)
     first_keys, second_keys = (
         compute_keys(side, shingle=1, dtype=np.int32) for side in (first_documents, second_documents)

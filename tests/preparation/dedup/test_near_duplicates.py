@@ -140,11 +140,11 @@ def jaccard(first, second):
 
 def test_planted_near_duplicates_are_found_and_nothing_else(tmp_path):
     rng = np.random.default_rng(5)
-    originals = [rng.integers(0, 50_000, int(rng.integers(300, 800))) for _ in range(600)]
+    originals = [rng.integers(0, 50_000, int(rng.integers(300, 800))) for _ in range(150)]
     units = [originals, []]
     planted = {}
     for similarity in (0.3, 0.5, 0.9, 0.97):
-        for number in rng.permutation(len(originals))[:100].tolist():
+        for number in rng.permutation(len(originals))[:40].tolist():
             copy = rewrite_tokens(originals[number], similarity, rng)
             assert abs(jaccard(originals[number], copy) - similarity) < 0.02
             planted[len(units[1])] = (similarity, number)
@@ -200,7 +200,7 @@ def test_mapped_memory_is_released_and_read_again(tmp_path):
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
     path = tmp_path / "bands"
-    np.ones((1 << 20, 8), np.uint64).tofile(path)
+    np.ones((1 << 18, 8), np.uint64).tofile(path)
     signatures = map_signatures(path, 8)
     assert signatures.sum() == signatures.size
     before = measure_resident_memory()

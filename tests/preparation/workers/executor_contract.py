@@ -4,6 +4,7 @@ import pytest
 
 from batchloom.core.errors import RecordError, WorkerError
 from batchloom.preparation.workers.protocols import TaskMessage, TaskResult, iter_task_events
+from waiting import LIMIT_S
 
 
 def run_tasks(executor, tasks, handle_crash=None):
@@ -16,11 +17,17 @@ def run_tasks(executor, tasks, handle_crash=None):
     return results_by_number
 
 
-def wait_for(executor, kind, seconds=30.0):
+def next_event(executor):
+    """Return the next event."""
+    event = executor.next(LIMIT_S)
+    assert event is not None
+    return event
+
+
+def wait_for(executor, kind):
     """Return the next event of a kind; skip those before it."""
     while True:
-        event = executor.next(seconds)
-        assert event is not None
+        event = next_event(executor)
         if isinstance(event, kind):
             return event
 
@@ -34,7 +41,7 @@ def check_contract(executor):
     assert executor.unfinished == 3
     events = []
     while executor.unfinished:
-        events.append(executor.next(30))
+        events.append(next_event(executor))
     for number in range(3):
         assert [event for event in events if event.number == number] == [
             *(TaskMessage(number, message) for message in range(4)),

