@@ -28,6 +28,7 @@ JUSTIFIED = {
     ("signal handler", "SIGCHLD"): "torch sets it when a DataLoader has its first workers.",
     ("temporary file", "pymp-"): "Python keeps the socket of the fork server in it.",
     ("temporary file", "ray"): "Ray keeps the logs of its sessions.",
+    ("temporary file", "torchelastic_"): "torchrun keeps the error files of its processes.",
     ("temporary file", "torchinductor_"): "torch makes it when its compiler is imported.",
     ("thread", "tqdm_monitor"): "tqdm starts it with its first progress bar, and it never ends.",
     ("thread", "AnyIO worker thread"): "A server of pages, which serves several tests, keeps its pool.",

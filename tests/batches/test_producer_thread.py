@@ -6,6 +6,7 @@ import time
 import pytest
 
 from batchloom.batches.producer_thread import PendingItem, iter_in_order
+from processes import run_python
 from waiting import wait_until
 
 
@@ -115,3 +116,19 @@ def test_what_is_begun_is_dropped_by_who_leaves():
     wait_until(
         lambda: not [t for t in threading.enumerate() if t.name == "batchloom-producer"], "the producer thread ends"
     )
+
+
+LEAVING_CODE = """
+import atexit, threading
+# Handlers run in the reverse order of their registration: this one after those of batchloom.
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+from batchloom.batches.producer_thread import PendingItem, iter_in_order
+items = iter_in_order(lambda number: PendingItem(lambda: number), str, 0, 3, together=False)
+print(next(items))
+"""
+
+
+def test_the_thread_ends_before_the_interpreter():
+    """Inside C++ code, a thread that the interpreter stops aborts the process."""
+    result = run_python(LEAVING_CODE)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "0\n['MainThread']\n", "")

@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
+from batchloom.batches.background import JOIN_TIMEOUT_S, end_at_exit
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -110,6 +112,7 @@ class PrefetchIterator(Generic[T, R]):
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._release_items(depth)
         self._thread = threading.Thread(target=self._produce, name="batchloom-producer", daemon=True)
+        end_at_exit(self)
         self._thread.start()
 
     def __iter__(self) -> Iterator[R]:
@@ -137,8 +140,16 @@ class PrefetchIterator(Generic[T, R]):
         finally:
             # Do not join the thread: this may run inside a garbage collection, in that very thread, or while a
             # lock that it needs is held. The thread ends by itself after its item.
-            self._ended = True
-            self._release_items(1)
+            self.end()
+
+    def end(self) -> None:
+        """Tell the thread to end after its current item."""
+        self._ended = True
+        self._release_items(1)
+
+    def wait(self) -> None:
+        """Wait up to a few seconds until the thread has ended."""
+        self._thread.join(JOIN_TIMEOUT_S)
 
     def _release_items(self, items: int) -> None:
         for _ in range(items):

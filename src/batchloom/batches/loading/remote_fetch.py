@@ -1,11 +1,9 @@
 """Prefetching of coming steps' tokens from remote stores."""
 
-import atexit
 import functools
 import logging
 import sys
 import threading
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import final
@@ -13,6 +11,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.background import JOIN_TIMEOUT_S, end_at_exit
 from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan
 from batchloom.plan.packing import Rows
@@ -24,10 +23,6 @@ FETCH_LOG = logging.getLogger("batchloom")
 _LOOKAHEAD_TOKENS, _GROUP_TOKENS = 64 << 20, 16 << 20
 # Share of the cache for coming data; the rest holds data in use.
 _CACHE_SHARE = 4
-_JOIN_TIMEOUT_S = 5.0
-# Prefetchers whose threads may run. The interpreter stops threads at any point, and inside C++ code that aborts the
-# process.
-_RUNNING_PREFETCHERS: "weakref.WeakSet[RemotePrefetcher]" = weakref.WeakSet()
 
 # Rows of a step, and the position of each in the run.
 StepRows = tuple[Rows, NDArray[np.int64]]
@@ -76,7 +71,7 @@ class RemotePrefetcher:
         self._turn = threading.Condition()
         self._ended = self._warned = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
-        _RUNNING_PREFETCHERS.add(self)
+        end_at_exit(self)
         self._thread.start()
 
     def reach(self, step: int) -> None:
@@ -103,7 +98,7 @@ class RemotePrefetcher:
     def wait(self) -> None:
         """Wait up to a few seconds until the thread has ended."""
         if self._thread.is_alive():
-            self._thread.join(_JOIN_TIMEOUT_S)
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         steps = 1
@@ -228,14 +223,3 @@ def get_block_sizes(plan: Plan | LanePlan) -> list[int]:
     if not isinstance(plan, Plan):
         return [1]
     return [max(plan.orders.order(number).pools.blocks) for number in range(len(plan.names))]
-
-
-def _stop_all_prefetchers() -> None:
-    running = list(_RUNNING_PREFETCHERS)
-    for prefetcher in running:
-        prefetcher.end()
-    for prefetcher in running:
-        prefetcher.wait()
-
-
-atexit.register(_stop_all_prefetchers)
