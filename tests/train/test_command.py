@@ -11,7 +11,7 @@ import pytest
 
 from batchloom.adapters.logging import read_log
 from batchloom.cli import run_command_line
-from processes import start_processes
+from processes import run_module, start_processes
 from train.runs import BASE_SETTINGS, read_steps, small_store, wait_for_step
 
 
@@ -185,12 +185,16 @@ def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, args, c
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_store_with_an_unprintable_name(store, config, tmp_path, capsys, drawn_curves):
-    """Invalid UTF-8, letters that the font lacks, and matplotlib's math markup; a warning is an error."""
+def test_a_store_with_an_unprintable_name(store, config, tmp_path):
+    """Invalid UTF-8, letters that the font lacks, and matplotlib's math markup."""
     odd = tmp_path / os.fsdecode("$a^$ \u4e2d ".encode() + b"\xff")
     odd.symlink_to(store.path)
-    assert train("--data", odd, "--config-file", config, "--out", tmp_path / "run", "--max-iters", 1) == 0
-    assert "\\udcff/train" in capsys.readouterr().out
+    # A process of its own: pytest cannot send a log with this name from one of its processes to another.
+    args = ["--data", odd, "--config-file", config, "--out", tmp_path / "run", "--max-iters", 1]
+    result = run_module("batchloom", "train", "--device", "cpu", *args)
+    assert result.returncode == 0, result.stderr
+    assert "Warning" not in result.stderr
+    assert "\\udcff/train" in result.stdout
     assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
