@@ -87,10 +87,6 @@ def run_python(
     return ProcessResult(done.returncode, done.stdout, done.stderr)
 
 
-def run_without(modules: Sequence[str], code: str, *words: object) -> ProcessResult:
-    return run_python(code, *words, missing=modules)
-
-
 def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
     """Run a script, or ``-m`` and a module, on several ranks, as torchrun does.
 
@@ -198,6 +194,8 @@ def _main(words: list[str], environment: dict[str, str], path: list[str], cwd: s
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
+    # The server has looked up its own.
+    tempfile.tempdir = None
     os.chdir(cwd)
     sys.path[:] = path
     for number, file in ((1, out), (2, err)):

@@ -14,7 +14,7 @@ from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
 from batchloom.batches.loading import loader_data, pool_tables as tables_module
 from batchloom.batches.producer_thread import PrefetchIterator
 from batchloom.testing import write_store
-from processes import run_without
+from processes import run_python
 from tiers import examples
 from waiting import wait_until
 
@@ -429,7 +429,7 @@ def test_half_a_rank_is_refused(monkeypatch, variables):
 
 def test_torch_missing_is_one_sentence(store):
     code = "import batchloom, sys; batchloom.Loader(batchloom.open_store(sys.argv[1]), seq_len=64, global_batch_size=4)"
-    result = run_without(["torch"], code, store.path)
+    result = run_python(code, store.path, missing=["torch"])
     assert result.returncode == 1
     assert "pip install 'batchloom[train]', or give output='numpy'" in result.stderr.splitlines()[-1]
 

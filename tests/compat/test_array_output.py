@@ -10,7 +10,7 @@ from batchloom.compat import (
 )
 from batchloom.testing import write_store
 from preparation.stores import write_jsonl
-from processes import run_without
+from processes import run_python
 
 CONSTRUCTORS = {
     "sft": lambda output: SFTDataset("in.jsonl", "bytes", output=output),
@@ -45,6 +45,6 @@ def test_an_unknown_output_is_refused(kind):
 
 @pytest.mark.usefixtures("data")
 def test_arrays_need_no_torch_and_tensors_do():
-    done = run_without(["torch"], WITHOUT_TORCH)
+    done = run_python(WITHOUT_TORCH, missing=["torch"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{kind}: True" for kind in CONSTRUCTORS]

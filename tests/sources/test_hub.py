@@ -21,7 +21,7 @@ from batchloom.cli import run_command_line
 from batchloom.sources import HubDatasetName, parse_hub_name, pin_revision, strip_revision
 from batchloom.sources.files import get_pinned_revision
 from batchloom.store import read_manifest
-from processes import run_without
+from processes import run_python
 from sources.hub_server import COMMIT, NEXT_COMMIT, serve_hub
 
 TOKEN = "hf_SECRETSECRET"
@@ -269,7 +269,7 @@ def test_local_paths_are_never_looked_up_on_the_hub(tmp_path):
     (tmp_path / "pile").write_text("local")
     # Below an existing folder the name is a mistyped path, not a Hub dataset.
     locations = ("org/name", "pile", "other/name", "org/nmae", "org/name/b", "tiny_shakespear")
-    process = run_without(["huggingface_hub"], LISTING_SCRIPT, tmp_path, *locations)
+    process = run_python(LISTING_SCRIPT, tmp_path, *locations, missing=["huggingface_hub"])
     assert process.returncode == 0, process.stderr
     folder, file, other, *mistyped, short = map(json.loads, process.stdout.splitlines())
     assert (folder, file) == (["org/name/a.txt"], ["pile"])

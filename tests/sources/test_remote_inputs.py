@@ -26,7 +26,7 @@ from batchloom.core.errors import (
 from batchloom.remote import client, open_remote_file
 from batchloom.sources import ReadLimits, list_sources
 from preparation.stores import hash_store_files, prepare_store, read_texts
-from processes import run_without
+from processes import run_python
 from sources.source_reading import read_inputs
 from sources.test_archives import NAMES, make_archive
 from sources.test_tables import FORMS, write_table
@@ -306,7 +306,7 @@ for url in sys.argv[1:]:
     except ImportError as error:
         print(type(error).__name__, error)
 """
-    process = run_without([*libraries.values()], code, *libraries)
+    process = run_python(code, *libraries, missing=[*libraries.values()])
     assert process.stdout.splitlines() == [
         f"{MissingDependencyError.__name__} {url} needs a library that is not installed: "
         f"pip install 'batchloom[remote]', or name local files."

@@ -337,7 +337,9 @@ def test_a_command_that_a_signal_ends_can_be_resumed(store, tmp_path, capsys, mo
     example.write_text(WAITING)
     wait.touch()
     words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
-    with start_processes("-m", "batchloom", *words, str(out)) as (command,):
+    # A killed command cannot delete its temporary folder.
+    environments = [{"TMPDIR": str(tmp_path)}]
+    with start_processes("-m", "batchloom", *words, str(out), environments=environments) as (command,):
         wait_until(lambda: "waiting.py: running" in command.err.read_text(), "the second example runs")
         command.send_signal(number)
         stopped = command.wait()
