@@ -25,6 +25,8 @@ JUSTIFIED = {
     ("process", "multiprocessing.forkserver"): "The server of processes.py serves all tests of a session.",
     ("process", "multiprocessing.resource_tracker"): "Python starts it once per process, for shared memory.",
     ("process", "batchloom.sources.formats.table_probe"): "It opens all tables of this process, and ends with it.",
+    ("process", "raylet"): "A test may add a node to the Ray cluster of its module.",
+    ("signal handler", "SIGTERM: <function Node."): "Ray sets it with each node.",
     ("signal handler", "SIGCHLD"): "torch sets it when a DataLoader has its first workers.",
     ("temporary file", "pymp-"): "Python keeps the socket of the fork server in it.",
     ("temporary file", "ray"): "Ray keeps the logs of its sessions.",
