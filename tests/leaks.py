@@ -56,6 +56,9 @@ Things = dict[Hashable, str]
 @pytest.fixture(autouse=True)
 def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves something behind."""
+    if request.config.getoption("--leftovers") == "ignore":
+        yield
+        return
     before = list_things()
     yield
     leftovers = find_leftovers(before)
@@ -183,6 +186,10 @@ if sys.platform == "linux":
     _KINDS |= {"process": _list_processes, "socket": _list_sockets}
 # Kinds that end a little later, with a thread that holds the last reference.
 _ENDING = ("thread", "process", "socket", "temporary file")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--leftovers", choices=("fail", "ignore"), default="fail", help="What a leftover does to a test.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
