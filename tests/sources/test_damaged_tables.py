@@ -238,9 +238,7 @@ def crashing_probes(tmp_path_factory):
     """Probe processes, which open tables first, whose parser crashes on some texts."""
     folder = tmp_path_factory.mktemp("crashing")
     (folder / "sitecustomize.py").write_text(CRASHING_PARSER)
-    table_probe._probe.close()
-    yield folder
-    table_probe._probe.close()
+    return folder
 
 
 @pytest.fixture
@@ -248,6 +246,8 @@ def run(crashing_probes, tmp_path, monkeypatch, capfd):
     """Run a command on a sound table and one of a text; return its exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(crashing_probes), prepend=os.pathsep)
+    # Another test may have started the probe without this path.
+    table_probe._probe.close()
 
     def run_command(command_line, text):
         shutil.rmtree("data", ignore_errors=True)
@@ -256,7 +256,8 @@ def run(crashing_probes, tmp_path, monkeypatch, capfd):
         pq.write_table(pa.table({"text": [text] * 3}), "data/b.parquet")
         return run_command_line(command_line.split()), "".join(capfd.readouterr())
 
-    return run_command
+    yield run_command
+    table_probe._probe.close()
 
 
 @pytest.mark.parametrize(
