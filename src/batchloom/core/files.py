@@ -283,7 +283,7 @@ def find_cache_folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     if not cache:
         home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises without HOME and account
-        # A service or the user of a container may have no home: nobody expects one to appear.
+        # The user of a service or a container may have no home folder. Making one would surprise them.
         has_home = home.is_absolute() and home.is_dir()
         cache = str(home / ".cache") if has_home else f"{os.environ.get('TMPDIR', '/tmp')}/cache-{os.getuid()}"  # noqa: S108 - no other place
     return Path(cache) / "batchloom"
