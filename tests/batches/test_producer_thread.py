@@ -119,16 +119,26 @@ def test_what_is_begun_is_dropped_by_who_leaves():
 
 
 LEAVING_CODE = """
-import atexit, threading
+import atexit, threading, time
 # Handlers run in the reverse order of their registration: this one after those of batchloom.
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 from batchloom.batches.producer_thread import PendingItem, iter_in_order
-items = iter_in_order(lambda number: PendingItem(lambda: number), str, 0, 3, together=False)
+
+class Source:
+    def begin(self, number):
+        return PendingItem(lambda: number)
+
+    def __del__(self):
+        time.sleep(0.2)
+        print("released")
+
+items = iter_in_order(Source().begin, str, 0, 3, together=False)
 print(next(items))
+del items
 """
 
 
-def test_the_thread_ends_before_the_interpreter():
+def test_the_thread_ends_before_the_interpreter_with_all_that_it_holds():
     """Inside C++ code, a thread that the interpreter stops aborts the process."""
     result = run_python(LEAVING_CODE)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "0\n['MainThread']\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "0\nreleased\n['MainThread']\n", "")

@@ -1,39 +1,54 @@
 """Threads that end before the interpreter does.
 
 The interpreter stops daemon threads at any point when it exits. Inside C++ code, such as torch's, that aborts the
-process.
+process; while they delete a folder, half of it stays.
 """
 
 import atexit
+import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import final
 
 # Seconds to wait for a thread that was told to end: one that waits for a server may need minutes.
-JOIN_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
 
-class ThreadOwner(Protocol):
-    """An object with a background thread."""
+@final
+class BackgroundThread(threading.Thread):
+    """A daemon thread that ends at the latest when the interpreter exits."""
 
-    def end(self) -> None:
-        """Tell the thread to end after its current work; callable at any time."""
+    def __init__(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self.end: Callable[[], None] | None = end
+        _THREADS.add(self)
 
-    def wait(self) -> None:
-        """Wait up to ``JOIN_TIMEOUT_S`` until the thread has ended."""
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            # This may be the last reference to a stream, which deletes its folder: the interpreter waits for that.
+            self.end = None
 
 
-_OWNERS: "weakref.WeakSet[ThreadOwner]" = weakref.WeakSet()
+_THREADS: "weakref.WeakSet[BackgroundThread]" = weakref.WeakSet()
 
 
-def end_at_exit(owner: ThreadOwner) -> None:
-    """End the thread of ``owner`` at the latest when the interpreter exits."""
-    _OWNERS.add(owner)
+def start_thread(name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
+    """Start a thread for ``work``.
+
+    ``end`` tells it to end soon, and may be called at any time.
+    """
+    BackgroundThread(name, work, end).start()
 
 
 @atexit.register
 def _end_all() -> None:
-    owners = list(_OWNERS)
-    for owner in owners:
-        owner.end()
-    for owner in owners:
-        owner.wait()
+    threads = [thread for thread in list(_THREADS) if thread.is_alive()]
+    for thread in threads:
+        end = thread.end
+        # The thread may have ended meanwhile.
+        if end is not None:
+            end()
+    for thread in threads:
+        thread.join(_JOIN_TIMEOUT_S)

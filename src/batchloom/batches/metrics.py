@@ -12,13 +12,12 @@ import json
 import logging
 import queue
 import sys
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple, Protocol, final
 
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
 from batchloom.batches.assembly.batch_assembly import Batch
+from batchloom.batches.background import start_thread
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.loader_data import is_replicated
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
@@ -225,8 +225,8 @@ class MetricsExchange:
         keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
         # The thread must not refer to this object, so that None ends it when nothing else does.
         weakref.finalize(self, self._requests.put, None)
-        arguments = (self._requests, self._rank_metrics, store, keys, rank)
-        threading.Thread(target=_run_exchange, args=arguments, name="batchloom-metrics", daemon=True).start()
+        run = partial(_run_exchange, self._requests, self._rank_metrics, store, keys, rank)
+        start_thread("batchloom-metrics", run, partial(self._requests.put, None))
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         self._requests.put(json.dumps(dict(metrics)))

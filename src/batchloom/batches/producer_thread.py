@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
-from batchloom.batches.background import JOIN_TIMEOUT_S, end_at_exit
+from batchloom.batches.background import start_thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,9 +111,7 @@ class PrefetchIterator(Generic[T, R]):
         self._turn = threading.Lock()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._release_items(depth)
-        self._thread = threading.Thread(target=self._produce, name="batchloom-producer", daemon=True)
-        end_at_exit(self)
-        self._thread.start()
+        start_thread("batchloom-producer", self._produce, self.end)
 
     def __iter__(self) -> Iterator[R]:
         slots_to_release, use_time = 0, 0.0
@@ -146,10 +144,6 @@ class PrefetchIterator(Generic[T, R]):
         """Tell the thread to end after its current item."""
         self._ended = True
         self._release_items(1)
-
-    def wait(self) -> None:
-        """Wait up to a few seconds until the thread has ended."""
-        self._thread.join(JOIN_TIMEOUT_S)
 
     def _release_items(self, items: int) -> None:
         for _ in range(items):

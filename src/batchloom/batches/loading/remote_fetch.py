@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.background import JOIN_TIMEOUT_S, end_at_exit
+from batchloom.batches.background import start_thread
 from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan
 from batchloom.plan.packing import Rows
@@ -70,9 +70,7 @@ class RemotePrefetcher:
         self._rows_by_step: dict[int, StepRows] = {}
         self._turn = threading.Condition()
         self._ended = self._warned = False
-        self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
-        end_at_exit(self)
-        self._thread.start()
+        start_thread("batchloom-fetching", self._run, self.end)
 
     def reach(self, step: int) -> None:
         """Set the step that is being made."""
@@ -94,11 +92,6 @@ class RemotePrefetcher:
         with self._turn:
             self._ended = True
             self._turn.notify()
-
-    def wait(self) -> None:
-        """Wait up to a few seconds until the thread has ended."""
-        if self._thread.is_alive():
-            self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         steps = 1
