@@ -362,6 +362,16 @@ def test_bad_records_are_left_out_within_the_budget(lines, tmp_path, caplog):
         collect_rows(make_small_stream(path, lanes=1, steps=300))
 
 
+def test_a_stream_that_fails_or_is_left_closes_its_files(lines):
+    loader = Loader(make_small_stream(lines, lanes=1), output="numpy", prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    assert str(lines) in [file.path for file in psutil.Process().open_files()]
+    with pytest.raises(RuntimeError, match="training fails"):
+        batches.throw(RuntimeError("training fails"))
+    assert str(lines) not in [file.path for file in psutil.Process().open_files()]
+
+
 def test_a_deleted_file_is_named(tmp_path):
     for number in range(4):
         write_texts(tmp_path / f"{number}.jsonl", 60, seed=number)

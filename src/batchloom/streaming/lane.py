@@ -4,7 +4,7 @@ Range groups are the read units of lanes, cut from the units of ``prepare`` by s
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, pairwise
@@ -25,7 +25,7 @@ from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
 from batchloom.preparation.documents import EncodeContext, PlacedMedium, make_chat_encoder
 from batchloom.preparation.phases import UnitTokenizer, WorkerSetup, check_versions
 from batchloom.preparation.units import StreamBatchWriter, Unit, UnitFacts, UnitProgress, UnitTask, UnusableError
-from batchloom.preparation.workers import MessageCallback, TaskFunction
+from batchloom.preparation.workers import MessageCallback
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.sources.formats import choose_read_method, is_splittable
@@ -508,26 +508,37 @@ class StreamSetup:
         numbers = np.concatenate(numbers_by_lane).tolist()
         return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
 
-    def __call__(self) -> TaskFunction:
-        """Create the task function in the process that runs it.
-
-        A lane stays open at its position, and is reopened at another one.
-        """
+    def __call__(self) -> "PoolMaker":
+        """Create the task function in the process that runs it."""
         check_versions(self.worker_setup.versions)
-        context = LaneContext(self)
-        open_lanes: dict[int, LaneReader] = {}
+        return PoolMaker(LaneContext(self))
 
-        def make_pool(pool_task: PoolTask, _send: MessageCallback) -> StreamPool:
-            lane, position = pool_task
-            # A lane whose reading fails does not stay open.
-            reader = open_lanes.pop(lane, None)
-            if reader is None or reader.position != position:
-                reader = LaneReader(context, lane, position)
-            pool = reader.next()
-            open_lanes[lane] = reader
-            return pool
 
-        return make_pool
+@final
+class PoolMaker:
+    """Task function that makes pools.
+
+    A lane stays open at its position, and is reopened at another one.
+    """
+
+    def __init__(self, context: "LaneContext") -> None:
+        self._context = context
+        self._open_lanes: dict[int, LaneReader] = {}
+
+    def __call__(self, pool_task: PoolTask, _send: MessageCallback) -> StreamPool:
+        lane, position = pool_task
+        # A lane whose reading fails does not stay open.
+        reader = self._open_lanes.pop(lane, None)
+        if reader is None or reader.position != position:
+            reader = LaneReader(self._context, lane, position)
+        pool = reader.next()
+        self._open_lanes[lane] = reader
+        return pool
+
+    def close(self) -> None:
+        """Close the files of all lanes."""
+        while self._open_lanes:
+            self._open_lanes.popitem()[1].close()
 
 
 @final
@@ -618,7 +629,11 @@ class LaneReader:
             media=None if self._media_spill is None else self._media_of(batches),
         )
 
-    def _iter_epoch(self, position: LanePosition) -> Iterator[_LaneBatch]:
+    def close(self) -> None:
+        """Close the open file."""
+        self._source.close()
+
+    def _iter_epoch(self, position: LanePosition) -> Generator[_LaneBatch]:
         self._record_counts = RecordCounts()
         setup = self._setup
         order = order_lane_ranges(setup.count, setup.lanes, setup.spec, self._lane, position.epoch)

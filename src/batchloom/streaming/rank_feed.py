@@ -20,10 +20,10 @@ from batchloom.plan import PlanSpec
 from batchloom.plan.order import describe_all_too_long, list_rank_lanes, make_no_sequence_error, pack_lane_pool
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.preparation.settings import count_allowed_bad
-from batchloom.preparation.workers import ProcessPool, TaskFunction, TaskLoss, TaskResult, count_cores
+from batchloom.preparation.workers import ProcessPool, TaskLoss, TaskResult, count_cores
 from batchloom.store.format import StoredMedium
 from batchloom.streaming.keep import explain_keep_in_errors
-from batchloom.streaming.lane import LanePosition, PoolMedia, PoolTask, StreamPool, StreamSetup
+from batchloom.streaming.lane import LanePosition, PoolMaker, PoolMedia, PoolTask, StreamPool, StreamSetup
 
 _LOG = logging.getLogger("batchloom")
 # Maximum number of batches that a loader makes ahead; a state needs no older steps.
@@ -62,19 +62,34 @@ class InlinePools:
 
     def __init__(self, setup: StreamSetup) -> None:
         self._setup = setup
-        self._work: TaskFunction | None = None
+        self._make_pool: PoolMaker | None = None
+        self._turn = threading.Lock()
+        self._closed = False
 
     def ask(self, lane: int, position: LanePosition) -> None:
         """Do nothing: pools are made on demand."""
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:
-        if self._work is None:
-            self._work = self._setup()
-        pool: StreamPool = self._work((lane, position), lambda _: None)
+        with self._turn:
+            if self._make_pool is None:
+                self._make_pool = self._setup()
+            pool = self._make_pool((lane, position), lambda _: None)
+        if self._closed:
+            self._close_lanes()
         return pool
 
     def close(self) -> None:
-        self._work = None
+        self._closed = True
+        self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        # A producer thread may still make a pool, or a garbage collection inside it may call this: it closes them then.
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._make_pool is not None:
+                    self._make_pool.close()
+            finally:
+                self._turn.release()
 
 
 @final
