@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from fsspec.asyn import get_loop
 
@@ -56,9 +57,6 @@ Things = dict[Hashable, str]
 @pytest.fixture(autouse=True)
 def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves something behind."""
-    if request.config.getoption("--leftovers") == "ignore":
-        yield
-        return
     before = list_things()
     yield
     leftovers = find_leftovers(before)
@@ -91,6 +89,9 @@ def find_leftovers(before: dict[str, Things]) -> list[tuple[str, str]]:
             if kind == "variable":
                 missing = {key[0] for key in before[kind]} - {key[0] for key in things}
                 leftovers += [(kind, f"{name} is missing") for name in missing]
+    if any(kind == "socket" for kind, _ in leftovers):
+        accepted = _list_accepted_sockets()
+        leftovers = [leftover for leftover in leftovers if leftover not in accepted]
     justified = [leftover for leftover in leftovers if _is_justified(*leftover)]
     # Python and batchloom speak to their own processes through a socket each.
     pipes = sum(kind == "process" for kind, _ in justified)
@@ -117,15 +118,20 @@ def _list_threads() -> Things:
 
 def _list_processes() -> Things:
     processes: Things = {}
-    for children in Path("/proc/self/task").glob("*/children"):
-        for number in children.read_text().split():
-            try:
-                command = Path("/proc", number, "cmdline").read_bytes().decode().replace("\0", " ")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+    for thread in os.listdir("/proc/self/task"):
+        for number in _read_proc(f"self/task/{thread}/children").split():
+            command = _read_proc(f"{number}/cmdline").replace("\0", " ")
             module = next((start for kind, start in JUSTIFIED if kind == "process" and start in command), "")
             processes[number] = f"{module} {number} {command[:200]}".strip()
     return processes
+
+
+def _read_proc(path: str) -> str:
+    """Return a file of /proc; empty if its process or thread has just ended."""
+    try:
+        return Path("/proc", path).read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _list_sockets() -> Things:
@@ -136,8 +142,19 @@ def _list_sockets() -> Things:
         except FileNotFoundError:
             continue
         if target.startswith("socket:"):
-            sockets[target] = f"{target} (descriptor {descriptor})"
+            sockets[target] = f"descriptor {descriptor}"
     return sockets
+
+
+def _list_accepted_sockets() -> set[tuple[str, str]]:
+    """Return the connections to servers of this process: they belong to the server, which serves several tests."""
+    connections = psutil.Process().net_connections("inet")
+    ports = {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+    return {
+        ("socket", f"descriptor {connection.fd}")
+        for connection in connections
+        if connection.status != psutil.CONN_LISTEN and connection.laddr.port in ports
+    }
 
 
 def _list_signal_handlers() -> Things:
@@ -186,10 +203,6 @@ if sys.platform == "linux":
     _KINDS |= {"process": _list_processes, "socket": _list_sockets}
 # Kinds that end a little later, with a thread that holds the last reference.
 _ENDING = ("thread", "process", "socket", "temporary file")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--leftovers", choices=("fail", "ignore"), default="fail", help="What a leftover does to a test.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

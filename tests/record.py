@@ -103,7 +103,7 @@ class TimeRecorder:
             self._config.workeroutput[_OUTPUT_KEY] = (dict(self.seconds_by_file), self.speed)
 
 
-@dataclass
+@dataclass(eq=False)
 class SuiteReport:
     """Record of a whole session, and what it prints and decides."""
 

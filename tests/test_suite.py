@@ -122,7 +122,7 @@ def make_temporary_file():
     [
         (start_thread, "thread", "late"),
         pytest.param(start_process, "process", "input()", marks=needs_proc),
-        pytest.param(connect_socket, "socket", "socket:", marks=needs_proc),
+        pytest.param(connect_socket, "socket", "descriptor", marks=needs_proc),
         (set_signal_handler, "signal handler", "SIGUSR1"),
         (set_variable, "variable", "LATE=1"),
         (remove_variable, "variable", "PATH is missing"),
