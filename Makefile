@@ -7,8 +7,8 @@ INSTALLED = pyproject.toml constraints.txt hatch_build.py \
 	$(addprefix src/batchloom/,core/native.py batches/assembly/kernel.c text/words.c)
 
 # make test PYTEST_ARGS="-p randomly" runs the tests in a random order, as CI does.
-# One process more than two cores: most tests wait for processes and servers that they start.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# Two processes: each imports what it tests, and with the processes and servers of tests they keep two cores busy.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # Processes that tests start read compiled modules instead of compiling them again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.demo
 	$(BIN)/batchloom demo
 
-# The fast tier. Files run side by side: most tests wait for processes that they start.
+# The fast tier. Files run side by side.
 test: .venv/.test lint
 	$(PYTEST)
 

@@ -65,9 +65,12 @@ def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
         request.node.funcargs.clear()
         _close_connections()
     deadline = time.monotonic() + _LIMIT_S
+    generation = 0
     while leftovers:
-        # A reference cycle may hold a loader, a client or an open file; and a thread that ends, another cycle.
-        gc.collect()
+        # A reference cycle may hold a loader, a client or an open file; and a thread that ends, another cycle. Most
+        # are young, and a collection of all objects takes long.
+        gc.collect(generation)
+        generation = min(generation + 1, 2)
         leftovers = find_leftovers(before)
         if time.monotonic() > deadline or not any(kind in _ENDING for kind, _ in leftovers):
             break

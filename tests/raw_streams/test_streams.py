@@ -29,6 +29,7 @@ from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
 from batchloom.streaming import merge_states
 from batchloom.testing import write_store
+from processes import have_ended
 from raw_streams.streams import (
     STEPS,
     collect_rows,
@@ -39,6 +40,7 @@ from raw_streams.streams import (
     write_texts,
 )
 from tiers import examples
+from waiting import wait_until
 
 SLOW = pytest.mark.slow
 HYPOTHESIS_SETTINGS = settings(
@@ -370,6 +372,21 @@ def test_a_stream_that_fails_or_is_left_closes_its_files(lines):
     with pytest.raises(RuntimeError, match="training fails"):
         batches.throw(RuntimeError("training fails"))
     assert str(lines) not in [file.path for file in psutil.Process().open_files()]
+
+
+def test_the_folder_of_a_stream_is_deleted_after_its_workers_have_ended(lines, tmp_path, monkeypatch):
+    """A worker would make it again."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    others = psutil.Process().children(recursive=True)
+    batches = iter(Loader(make_small_stream(lines, workers=1), output="numpy", prefetch=0))
+    next(batches)
+    workers = [process.pid for process in psutil.Process().children(recursive=True) if process not in others]
+    assert workers
+    batches.close()
+    wait_until(lambda: not list(folder.iterdir()), "the folder is deleted")
+    assert have_ended(workers, seconds=0)
 
 
 def test_a_deleted_file_is_named(tmp_path):

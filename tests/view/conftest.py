@@ -41,9 +41,13 @@ def serving(path, **options):
 
 @contextlib.contextmanager
 def open_client(address):
-    """Yield a client with the token."""
-    # The certificates, which are not needed here, would take longer to load than most pages.
-    with httpx.Client(base_url=address, follow_redirects=True, timeout=LIMIT_S, verify=False) as client:
+    """Yield a client with the token.
+
+    It serves several tests and leaves no connection behind. Certificates, which it does not need, would take longer to
+    load than most pages.
+    """
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=address, follow_redirects=True, timeout=LIMIT_S, verify=False, limits=limits) as client:
         client.get("/static/icon.svg", params={"token": TOKEN}).raise_for_status()
         yield client
 

@@ -100,8 +100,10 @@ class WorkerPools:
     Linux ends a process with the thread that started it.
     """
 
-    def __init__(self, setup: StreamSetup, workers: int, lanes: range) -> None:
+    def __init__(self, setup: StreamSetup, workers: int, lanes: range, stream: object) -> None:
         self._setup, self._workers = setup, workers
+        # Its folder must not be deleted before the workers have ended: they would make it again.
+        self._stream: object | None = stream
         self._worker_by_lane = {lane: number % workers for number, lane in enumerate(lanes)}
         self._tasks: queue.SimpleQueue[PoolTask | None] = queue.SimpleQueue()
         self._ready_pools: dict[int, StreamPool] = {}
@@ -144,6 +146,7 @@ class WorkerPools:
         finally:
             for executor in executors:
                 executor.close()
+            self._stream = None
 
     def _run_executors(self, executors: list[ProcessPool]) -> None:
         pending_tasks: dict[int, PoolTask] = {}

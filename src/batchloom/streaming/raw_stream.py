@@ -415,7 +415,7 @@ class Stream:
         rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         workers = choose_worker_count(self._settings.workers, len(rank_lanes), local)
-        pools = WorkerPools(setup, workers, rank_lanes) if workers else InlinePools(setup)
+        pools = WorkerPools(setup, workers, rank_lanes, self) if workers else InlinePools(setup)
         share = FeedSettings(
             spec=self.spec,
             lanes=self.lanes,
