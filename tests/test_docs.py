@@ -52,15 +52,14 @@ def get_page_name(page):
     return str(page.relative_to(ROOT))
 
 
-# Pages whose commands train models or compare frameworks, which takes over five seconds.
-LONG_PAGES = {
-    "docs/how-to/check/compare.md",
-    "docs/how-to/train/edits.md",
-    "docs/how-to/train/trainer.md",
-    "docs/how-to/train/elastic-workers.md",
-    "docs/tutorials/finetune.md",
-    "docs/tutorials/images.md",
-    "docs/tutorials/pretrain.md",
+# What a newcomer reads first. The slow tier runs every page.
+FIRST_PAGES = {
+    "README.md",
+    "docs/how-to/prepare/prepare.md",
+    "docs/how-to/prepare/chat.md",
+    "docs/how-to/train/loader.md",
+    "docs/how-to/train/stream.md",
+    "docs/how-to/check/plan.md",
 }
 # Pages that docs/write_reference.py writes: their length is that of the code.
 GENERATED_PAGES = {
@@ -232,25 +231,18 @@ def make_page_environment(cache):
     }
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if get_page_name(page) in LONG_PAGES else [])
-        for page in PAGES_WITH_CODE
-    ],
-    ids=get_page_name,
-)
-def test_blocks_run(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", sorted(FIRST_PAGES))
+def test_blocks_run(name, tmp_path, monkeypatch):
     """Run all blocks of a page in one process with most modules imported already; compare the output that it shows.
 
     They start in an empty folder: a page creates the files that it uses.
     """
-    (tmp_path / "blocks.json").write_text(json.dumps(find_runnable_blocks(page)))
+    (tmp_path / "blocks.json").write_text(json.dumps(find_runnable_blocks(ROOT / name)))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     environment = make_page_environment(tmp_path / "cache")
     result = run_module("run_blocks", tmp_path / "blocks.json", env=environment)
-    assert result.returncode == 0, f"{page.name}:\n{result.stdout}\n{result.stderr}"
+    assert result.returncode == 0, f"{name}:\n{result.stdout}\n{result.stderr}"
 
 
 @pytest.mark.slow

@@ -8,12 +8,9 @@ from view.axe import check_accessibility, find_violations
 from view.conftest import serving, write_chats
 
 PAGES = [
-    *("/", "/documents", "/document/3?as=tokens", "/packing?seq_len=64&batch=8&row=4"),
-    "/plan?seq_len=256&batch=2&document=3&workers=2",
-    *(
-        pytest.param(path, marks=pytest.mark.slow)
-        for path in ("/documents?text=nothing", "/document/3", "/packing?seq_len=256", "/nothing")
-    ),
+    *("/", "/document/3?as=tokens", "/plan?seq_len=256&batch=2&document=3&workers=2"),
+    *(pytest.param(path, marks=pytest.mark.slow) for path in ("/documents", "/documents?text=nothing", "/document/3")),
+    *(pytest.param(path, marks=pytest.mark.slow) for path in ("/packing?seq_len=64&batch=8&row=4", "/nothing")),
 ]
 
 

@@ -168,7 +168,10 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("a.jsonl.gz", "a.parquet") else [pytest.mark.slow]) for name in FORMATS],
+)
 def test_the_text_of_a_dropped_duplicate_is_read_from_its_file(tmp_path, name):
     texts = [f"the first text, {'long ' * 60}", *(f"text {n} " * 20 for n in range(9))]
     FORMATS[name](tmp_path / name, [*texts, *texts[:2], *texts[0:5:2]])

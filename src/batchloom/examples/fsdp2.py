@@ -11,7 +11,7 @@ from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.fsdp2 import load_newest_fsdp2, save_fsdp2, shard_model
 from batchloom.batches import BatchOptions
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -47,10 +47,7 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
             save_fsdp2(Path(job.out), batch.step + 1, model, optimizer, loader)
-    if ranks > 1:
-        barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
-        barrier.wait()
-        dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from transformers import Trainer, TrainingArguments
 
 from batchloom import Loader, open_store
 from batchloom.adapters.hugging_face import make_trainer_parts
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -47,8 +47,7 @@ def train(model: Any, job: Job) -> None:
     for log_entry in trainer.state.log_history:
         if "loss" in log_entry and (step := int(log_entry["step"])) > parts.callback.first:
             job.tell(step - 1, log_entry["loss"])
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
+    leave_group()
 
 
 if __name__ == "__main__":

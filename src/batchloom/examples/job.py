@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from batchloom import Store, open_store
 
@@ -98,6 +99,16 @@ def tiny_model(store: Store, seed: int = 0) -> Any:
 def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
     """Make the optimizer of all examples, so that their losses can be compared."""
     return torch.optim.AdamW(parameters, lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def leave_group() -> None:
+    """Wait for all ranks, and destroy the process group if there is one."""
+    if dist.is_initialized():
+        # Keep the barrier: torch destroys gloo's threads while it holds the GIL, and a thread that frees what was
+        # reduced last waits for it.
+        barrier = dist.barrier(async_op=True)
+        barrier.wait()
+        dist.destroy_process_group()
 
 
 def main(train: Callable[[Any, Job], None]) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
 from batchloom.batches import BatchOptions
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -50,10 +50,7 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             job.save(batch.step + 1, {**state, "loader": loader.state_dict()})
-    if ranks > 1:
-        barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
-        barrier.wait()
-        dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from batchloom import Loader, open_store
 from batchloom.adapters import accelerate as adapter
 from batchloom.batches import BatchOptions
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -50,8 +50,7 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
             adapter.save_checkpoint(accelerator, Path(job.out), batch.step + 1)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    leave_group()
 
 
 if __name__ == "__main__":

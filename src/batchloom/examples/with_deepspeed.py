@@ -9,7 +9,7 @@ import torch.distributed as dist
 from batchloom import Loader, open_store
 from batchloom.adapters import deepspeed as adapter
 from batchloom.batches import BatchOptions
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -50,9 +50,7 @@ def train(model: Any, job: Job) -> None:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
             adapter.save_engine_checkpoint(engine, Path(job.out), batch.step + 1, loader)
-    barrier = dist.barrier(async_op=True)  # keep it: when it is freed, gloo's thread would hang
-    barrier.wait()
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

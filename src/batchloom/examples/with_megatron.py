@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from batchloom import Loader, open_store
 from batchloom.adapters import megatron
 from batchloom.batches import BatchOptions
-from batchloom.examples.job import Job, adamw, main
+from batchloom.examples.job import Job, adamw, leave_group, main
 
 
 def train(model: Any, job: Job) -> None:
@@ -52,8 +52,7 @@ def train(model: Any, job: Job) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             consumed = megatron.count_consumed_samples(loader, step + 1)
             job.save(step + 1, {**state, "consumed": consumed})
-    dist.barrier()  # gloo's thread then has finished the last reduction; otherwise torch may wait for it forever
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from batchloom import Loader, open_store
-from batchloom.examples.job import adamw
+from batchloom.examples.job import adamw, leave_group
 
 FIRST_FAULTY_STEP = 3
 
@@ -115,8 +115,4 @@ def train(model, job, fault=None):
             dist.all_reduce(total)
         if loader.spec.rank == 0:
             job.tell(batch.step, total.item())
-    if ranks > 1:
-        # Keep a reference: gloo's thread would hang if the handle were freed.
-        barrier = dist.barrier(async_op=True)
-        barrier.wait()
-        dist.destroy_process_group()
+    leave_group()

@@ -18,6 +18,8 @@ from batchloom.testing import write_store
 SIZES = {"seq_len": 64, "global_batch_size": 8}
 # Shorter than a test's own limit, so that a run that hangs is reported with the stacks of its ranks.
 MOST_SECONDS = 280
+# `tests/adapters` covers each framework; in the fast tier these examples stand for all.
+FAST_FRAMEWORKS = ("pytorch", "fsdp2", "hf-trainer", "accelerate")
 by_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -102,7 +104,14 @@ def check_course(course, run_in_turn, framework, store, losses, folder, processe
     assert after.first + len(after.losses) == course.steps
 
 
-@by_framework
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param(framework, marks=[] if framework.name in FAST_FRAMEWORKS else [pytest.mark.slow])
+        for framework in FRAMEWORKS
+    ],
+    ids=lambda framework: framework.name,
+)
 def test_a_framework_trains_on_the_plain_loaders_batches(framework, store, short_losses, tmp_path, monkeypatch):
     require_framework(framework)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

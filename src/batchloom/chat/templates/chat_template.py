@@ -5,6 +5,7 @@ The sandbox is set up as in transformers, and limits time and output.
 
 import copy
 import datetime as dt
+import functools
 import json
 import os
 import time
@@ -12,7 +13,7 @@ from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import BuiltinMethodType
+from types import BuiltinMethodType, CodeType
 from typing import Any, NamedTuple, NoReturn, final
 
 import jinja2
@@ -432,6 +433,23 @@ class TemplateOutput(NamedTuple):
     generation: tuple[tuple[int, int], ...] | None
 
 
+class _CompiledTemplate(NamedTuple):
+    code: CodeType
+    marks_generation: bool
+    variables: frozenset[str]
+
+
+# A command compiles the same template for its notes, its checks and its work, 20 ms each.
+@functools.lru_cache(maxsize=64)
+def _compile(text: str) -> _CompiledTemplate:
+    sandbox = TemplateSandbox(DEFAULT_DATE)
+    tree = sandbox.parse(text)
+    code = sandbox.compile(tree)
+    marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
+    variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+    return _CompiledTemplate(code, marks_generation, variables)
+
+
 @final
 class ChatTemplate:
     """A compiled Jinja template."""
@@ -456,8 +474,7 @@ class ChatTemplate:
                 f"{_MAX_SOURCE_SIZE:,}"
             )
         try:
-            tree = self._sandbox.parse(text)
-            self._template = self._sandbox.from_string(tree)
+            compiled = _compile(text)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"template {name}, line {error.lineno}: {error.message}; a chat template is written in Jinja for "
@@ -465,11 +482,13 @@ class ChatTemplate:
             ) from error
         except (TemplateLimitError, *_RENDER_ERRORS) as error:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
+        names = self._sandbox.make_globals(None)
+        self._template = jinja2.Template.from_code(self._sandbox, compiled.code, names)
         # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
-        self._names = {**self._template.globals, **tokens, "documents": None}
-        self._marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
+        self._names = {**names, **tokens, "documents": None}
+        self._marks_generation = compiled.marks_generation
         # Names of the variables that the template may read.
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.variables = compiled.variables
         self._arguments: TemplateArguments = {}
 
     def with_arguments(self, arguments: TemplateArguments) -> "ChatTemplate":
