@@ -214,10 +214,9 @@ RESUMED_IN_FAST_TIER = {("talks", 3)}
 
 
 # A worker imports transformers for four seconds.
+@SLOW
 @pytest.mark.parametrize(
-    ("repeatable_stream", "workers"),
-    [("held", 1), *(pytest.param(kind, 2, marks=SLOW) for kind in ("talks", "held"))],
-    indirect=["repeatable_stream"],
+    ("repeatable_stream", "workers"), [("held", 1), ("talks", 2), ("held", 2)], indirect=["repeatable_stream"]
 )
 def test_workers_change_nothing(repeatable_stream, workers):
     make_stream, expected = repeatable_stream

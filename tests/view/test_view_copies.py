@@ -86,6 +86,7 @@ def test_all_dropped_duplicates_are_listed_with_their_texts(page, tmp_path):
         assert [row[3].startswith("Its file cannot be read") for row in rows] == [row[0] == "b.jsonl" for row in rows]
 
 
+@pytest.mark.slow
 def test_dropped_duplicates_of_appended_documents_are_listed(page, store, tmp_path):
     batchloom.prepare(
         write_rows(tmp_path / "more.jsonl", [make_text(changed=2), make_text(start=60), make_text(start=60)]),
@@ -99,6 +100,7 @@ def test_dropped_duplicates_of_appended_documents_are_listed(page, store, tmp_pa
             assert [f"{row[0]}:{row[1].removeprefix('line ')}" for row in rows] == expected
 
 
+@pytest.mark.slow
 def test_the_overview_counts_the_stored_documents_of_all_generations(page, store, tmp_path):
     batchloom.prepare(write_rows(tmp_path / "more.jsonl", ["one", "two"]), out=store, append=True)
     with serving(store) as address:
@@ -107,6 +109,7 @@ def test_the_overview_counts_the_stored_documents_of_all_generations(page, store
     assert [row.split("\t")[:2] for row in rows] == [["rows.jsonl", "2"], ["more.jsonl", "2"]]
 
 
+@pytest.mark.slow
 def test_a_generation_without_duplicates_is_complete(page, tmp_path):
     store = prepare(write_rows(tmp_path / "a.jsonl", ["one", "two"]), tmp_path / "store")
     batchloom.prepare(write_rows(tmp_path / "b.jsonl", ["one"]), out=store, append=True)
@@ -116,6 +119,7 @@ def test_a_generation_without_duplicates_is_complete(page, tmp_path):
         assert "dropped 1 exact duplicate in all." in section.inner_text()
 
 
+@pytest.mark.slow
 def test_a_large_family_is_shown_page_by_page(page, tmp_path):
     with serving(prepare(write_rows(tmp_path / "rows.jsonl", ["same"] * 108), tmp_path / "store")) as address:
         section = read_copies(page, address, 0)
@@ -226,6 +230,7 @@ def test_a_record_far_inside_a_compressed_file_is_not_read(tmp_path):
     assert [row[3] for row in rows] == ["It is too far inside its file to be read here."]
 
 
+@pytest.mark.slow
 def test_older_stores_name_the_copies_in_their_report(page, store):
     (store / "report.duplicates").unlink()
     with serving(store) as address:
@@ -238,6 +243,7 @@ def test_older_stores_name_the_copies_in_their_report(page, store):
         assert "no copy of this document is among them" in read_copies(page, address, 1).inner_text()
 
 
+@pytest.mark.slow
 def test_copies_in_a_report_by_folder_are_unknown(page, tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(202):
@@ -299,6 +305,7 @@ def test_a_long_list_of_equal_documents_goes_on(tmp_path):
     assert listed == [number for number in range(250) if number != 5]
 
 
+@pytest.mark.slow
 def test_equal_documents_are_listed_without_signatures(page, tmp_path):
     texts = [make_text(), make_text(start=50), make_text(), make_text()]
     with serving(prepare(write_rows(tmp_path / "rows.jsonl", texts), tmp_path / "store", dedup="none")) as address:

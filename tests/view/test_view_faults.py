@@ -195,6 +195,7 @@ def test_two_browsers_and_twenty_requests_at_once(tmp_path):
                 assert response.text == expected[path] or "text=zz" in path
 
 
+@pytest.mark.slow
 def test_two_browsers_read_while_plans_are_made(browser, page, tmp_path):
     write_store(tmp_path / "store", [[97 + number % 26] * (1 + number % 60) for number in range(150)])
     with serving(tmp_path / "store") as address, opening_page(browser) as other:

@@ -49,6 +49,7 @@ def test_the_images_of_a_document_are_shown(page, tmp_path, processor, keep):
         assert page.locator("main .text").inner_text().count("<|image_pad|>") == 3
 
 
+@pytest.mark.slow
 def test_a_sound_is_played_from_the_store_and_from_its_path(page, tmp_path):
     processor = str(save_processor(qwen2_audio(), tmp_path / "processor"))
     file = write_sounds(tmp_path / "in", count=2)
@@ -126,6 +127,7 @@ def test_a_file_that_is_missing_or_changed_is_named_in_its_place(page, referring
             assert client.get(f"/document/{document}/media/9").status_code == 400
 
 
+@pytest.mark.slow
 def test_stored_bytes_that_are_cut_short_are_named_in_their_place(page, tmp_path, processor):
     store = prepare(write_images(tmp_path / "in", count=2), tmp_path / "store", processor, "embed")
     blobs = store / "train" / "shard_00000.blobs"

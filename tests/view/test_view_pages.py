@@ -111,6 +111,7 @@ def test_a_search_goes_on_to_the_match_and_back(page, long_search):
         assert "some words one Needle some words" in row.inner_text()
 
 
+@pytest.mark.slow
 def test_back_from_a_document_of_a_long_list_shows_it_again(page, tmp_path):
     store = write_store(tmp_path / "store", [[104, 105]] * 120)
     with serving(store.path) as address:
@@ -123,6 +124,7 @@ def test_back_from_a_document_of_a_long_list_shows_it_again(page, tmp_path):
         page.get_by_role("link", name="48", exact=True).wait_for()
 
 
+@pytest.mark.slow
 def test_a_search_is_stopped(page, long_search):
     with serving(long_search) as address:
         page.goto(f"{address}/?token={TOKEN}")
@@ -170,6 +172,7 @@ def test_a_hash_leads_to_equal_documents(opened, address):
     assert opened.locator("[data-row] a").all_inner_texts() == ["9"]
 
 
+@pytest.mark.slow
 def test_the_list_grows_while_it_is_scrolled(opened, address):
     opened.goto(f"{address}/documents")
     for count in (100, 121):
@@ -227,6 +230,7 @@ def test_packing_and_plan_say_what_they_leave_out(opened, address, chats, capsys
     assert opened.locator("#empty").inner_text() == f"Padding includes {empty}, added to fill the last step."
 
 
+@pytest.mark.slow
 def test_the_packing_and_the_plan_of_a_subset_lead_to_its_documents(page, tmp_path):
     store = write_store(tmp_path / "store", {"train": [[97] * 9] * 5, "val": [[118] * 7, [119] * 8]})
     with serving(store.path) as served:
@@ -259,6 +263,7 @@ def test_the_loss_of_a_row_is_that_of_the_batch(opened, address, chats):
     assert (marks == (loader[1]["labels"][2] != -100)).all()
 
 
+@pytest.mark.slow
 def test_the_theme_can_be_switched_and_stays(opened, address):
     def get_background():
         return opened.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -96,6 +96,7 @@ def test_a_range_of_steps_includes_its_last(opened, address):
     assert "step 31 is after step 30" in opened.request.get(f"{address}{ADDRESS}&from=31&to=30").text()
 
 
+@pytest.mark.slow
 def test_epochs_are_those_of_the_forecast(opened, plan):
     from batchloom.analysis import forecast_plan
 
@@ -131,6 +132,7 @@ def test_a_document_is_found_in_the_steps_that_serve_it(opened, plan, source, te
     assert "64 tokens" in opened.locator("h1").inner_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with serving("dummy:documents=2000000") as address:
@@ -144,6 +146,7 @@ def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tm
         assert page.locator("#loads tbody tr").count() == 2
 
 
+@pytest.mark.slow
 def test_a_search_in_many_epochs_is_bounded(page, tmp_path):
     store = write_store(tmp_path / "store", [[104, 105]] * 40)
     with serving(store.path) as address:
@@ -153,6 +156,7 @@ def test_a_search_in_many_epochs_is_bounded(page, tmp_path):
         assert page.locator("#served tbody tr").count() == 100
 
 
+@pytest.mark.slow
 def test_a_small_source_does_not_bound_the_search_in_another(page, tmp_path):
     write_store(tmp_path / "big", [[104, 105]] * 2000)
     write_store(tmp_path / "tiny", [[104, 105]] * 4)
@@ -203,6 +207,7 @@ class WorkerOfStep(IterableDataset):
             yield get_worker_info().id, batch.step
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_step_is_that_of_a_dataloader(opened, address, mixture):
     loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, prefetch=0)
     made = dict(reversed(pair) for pair in DataLoader(WorkerOfStep(loader), batch_size=None, num_workers=2))
@@ -242,6 +247,7 @@ def test_balance_is_offered_where_it_changes_the_cost(opened, address, mixture):
     opened.wait_for_url(lambda url: "balance" not in url)
 
 
+@pytest.mark.slow
 def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address, mixture):
     opened.goto(f"{address}/plan?seq_len=64")
     assert opened.locator("h1").inner_text().startswith("Plan 10,000 steps")
@@ -280,5 +286,6 @@ def test_a_single_store_has_epochs_and_no_shares(page, mixture):
         assert page.locator("#served tbody tr").count() == 1
 
 
+@pytest.mark.slow
 def test_the_page_breaks_no_rule_of_axe(opened, address):
     check_accessibility(opened, f"{address}{ADDRESS}&document=17&source=code&step=3&ranks=4&workers=2")

@@ -86,6 +86,7 @@ def test_a_click_on_a_point_shows_the_rows_with_the_largest_loss_first(opened, r
     assert f"{entry['loss']:.4f}" in opened.locator("#step .facts").inner_text()
 
 
+@pytest.mark.slow
 def test_a_step_without_row_losses_shows_its_rows_in_order(opened, address, run):
     opened.goto(f"{address}/run?step=7")
     assert read_rows(opened) == list(enumerate(explain_step(run, 7)))
@@ -104,6 +105,7 @@ def test_a_span_opens_its_document_and_the_step_its_packing(opened, address, run
     assert opened.locator("h1").inner_text().startswith(f"Document {first}")
 
 
+@pytest.mark.slow
 def test_keys_move_between_points_and_steps(opened):
     opened.locator("[data-chart] a[data-step='4']").focus()
     opened.keyboard.press("ArrowRight")
@@ -133,6 +135,7 @@ def test_a_range_is_chosen_by_the_address_and_by_dragging(opened, address):
     opened.wait_for_url(f"{address}/run")
 
 
+@pytest.mark.slow
 def test_smoothing_and_a_logarithmic_axis_are_in_the_address(opened, address):
     opened.get_by_label("Smooth").select_option("10")
     opened.get_by_label("Axis").select_option("log")
@@ -194,6 +197,7 @@ def copy_run(run, folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_is_shown_by_its_settings(page, run, tmp_path):
     folder = copy_run(run, tmp_path / "run")
     with serving(folder, store=str(run[1].path)) as address:
@@ -393,6 +397,7 @@ def test_a_killed_run_is_not_followed_for_long(tmp_path):
         assert "hx-trigger" not in read_page(address, "/run")
 
 
+@pytest.mark.slow
 def test_a_single_step_is_a_point(page, tmp_path):
     with serving(write_log(tmp_path / "run", [{"step": 1, "loss": 2.0, "tokens_per_s": 9.0}])) as address:
         page.goto(f"{address}/run?token={TOKEN}")
@@ -409,6 +414,7 @@ def test_a_range_without_a_step_names_those_of_the_log(address):
     assert f"The run ends with step {STEPS}." in read_page(address, "/run?step=500")
 
 
+@pytest.mark.slow
 def test_a_long_log_is_thinned_out_and_keeps_its_extremes(page, tmp_path):
     entries = [{"step": step, "loss": 3 + 0.01 * (step % 7)} for step in range(1, 6_001)]
     entries[3_141]["loss"], entries[5_000]["loss"], entries[4_444]["loss"] = 7.5, 0.25, None
@@ -433,6 +439,7 @@ def read_heights(line):
     return [point.partition(",")[2] for point in line.get_attribute("points").split()]
 
 
+@pytest.mark.slow
 def test_the_log_of_another_trainer_is_drawn(page, tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{9 - step}\n" for step in range(1, 6)))
     with serving(tmp_path / "metrics.csv") as address:
@@ -441,6 +448,7 @@ def test_the_log_of_another_trainer_is_drawn(page, tmp_path):
         assert "--checkpoint" in page.locator("#step .error").inner_text()
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_another_trainer_leads_to_the_documents(page, run, tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{9 - step}\n" for step in range(1, 6)))
     loader = batchloom.Loader(run[1], seq_len=32, global_batch_size=4, steps=STEPS)
