@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.core.errors import AccessError
-from batchloom.remote import remote_file
+from batchloom.remote import MAX_CONNECT_ATTEMPTS, prefetch_items, remote_file, stat_remote
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
 from preparation.stores import hash_store_files, prepare_store
 from sources.source_reading import read_inputs
@@ -121,6 +121,16 @@ def test_small_files_are_prefetched_in_order(web, tmp_path):
     assert not web.came_alone
     assert len(web.requests) <= 3 * 60 + 3
     assert not any(SECRET in path.read_text("latin1") for path in (tmp_path / "o").rglob("*.json*"))
+
+
+def test_fetching_ahead_is_tried_once(web):
+    """Else a job that has ended would wait for the retries of files that it no longer needs."""
+    web.answers["/busy.jsonl"] = 503
+    assert list(prefetch_items(["/busy.jsonl"], lambda path: stat_remote(web.url + path))) == ["/busy.jsonl"]
+    requests_ahead = len(web.requests)
+    with pytest.raises(InputError, match="503"):
+        stat_remote(f"{web.url}/busy.jsonl")
+    assert len(web.requests) == (1 + MAX_CONNECT_ATTEMPTS) * requests_ahead
 
 
 def test_an_error_of_one_file_names_it(web, no_retry_delay, tmp_path):

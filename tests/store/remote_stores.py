@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchloom.remote import client, remote_file
+from batchloom.remote import client
 from preparation.s3_relay import run_relay
 
 SECRET = "k3yphrase"
@@ -41,8 +41,7 @@ def copy_to_bucket(s3, folder, name="store"):
 
 def shorten_retry_delays(patch):
     """Shorten the delays between retries."""
-    for module in (client, remote_file):
-        patch.setattr(module, "compute_backoff", lambda tries: 0.01)
+    patch.setattr(client, "compute_backoff", lambda failures: 0.01)
 
 
 @contextmanager

@@ -52,6 +52,21 @@ def compute_backoff(tries: int) -> float:
     return min(0.1 * 4.0 ** (tries - 1), 20.0)
 
 
+# Set in threads that fetch ahead.
+_THREAD = threading.local()
+
+
+def wait_before_retry(failures: int) -> bool:
+    """Wait after failures in a row; return False if there shall be no other try.
+
+    Fetching ahead is tried once: the work on the item meets a fault again, and the job may have ended meanwhile.
+    """
+    if getattr(_THREAD, "fetches_ahead", False):
+        return False
+    time.sleep(compute_backoff(failures))
+    return True
+
+
 def compute_jittered_backoff(tries: int, name: str) -> float:
     """Return a delay of 50 to 100% of :func:`compute_backoff`, derived from ``name``.
 
@@ -352,9 +367,8 @@ def retry_transient(operation: Callable[[], T], max_attempts: int = MAX_CONNECT_
     tries = 0
     while isinstance(result := capture_fault(operation), RemoteFault):
         tries += 1
-        if result.kind != "passing" or tries == max_attempts:
+        if result.kind != "passing" or tries == max_attempts or not wait_before_retry(tries):
             break
-        time.sleep(compute_backoff(tries))
     return result
 
 
@@ -555,6 +569,7 @@ def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator
 
 
 def _run_quietly(begin: Callable[[T], object], item: T) -> None:
+    _THREAD.fetches_ahead = True
     with contextlib.suppress(BatchloomError, OSError):
         begin(item)
 

@@ -10,7 +10,6 @@ import io
 import os
 import tempfile
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import BinaryIO, final
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
 from batchloom.core.files import RangeFile
-from batchloom.remote.client import compute_backoff, fetch
+from batchloom.remote.client import fetch, wait_before_retry
 from batchloom.remote.remote_errors import RemoteFault, classify_error, list_library_errors, make_remote_error
 
 # A reader that seeks a lot gets small blocks, a sequential one gets large ones and read-ahead. At most three of
@@ -215,13 +214,12 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
         if fault.kind in ("missing", "denied", "refused"):
             raise make_remote_error(fault, url) from None
         failures = 1 if data else failures + 1
-        if failures == _MAX_ATTEMPTS:
+        if failures == _MAX_ATTEMPTS or not wait_before_retry(failures):
             raise DownloadError(
-                f"Failed to download {redact_url(url)}: no data from byte {position:,} of {size:,} in {_MAX_ATTEMPTS} "
-                f"tries ({fault.description}); give the same command again: finished work is kept."
+                f"Failed to download {redact_url(url)}: no data from byte {position:,} of {size:,} in "
+                f"{failures} tries ({fault.description}); give the same command again: finished work is kept."
             ) from None
         step = max(step // 2, _MIN_REQUEST_BYTES)
-        time.sleep(compute_backoff(failures))
     return b"".join(chunks) if len(chunks) != 1 else chunks[0]
 
 
