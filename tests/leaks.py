@@ -65,11 +65,14 @@ def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
         request.node.funcargs.clear()
         _close_connections()
     deadline = time.monotonic() + _LIMIT_S
-    generation = 0
+    # First wait for threads that are about to end. Then a reference cycle may hold a loader, a client or an open file;
+    # and a thread that ends, another cycle. Most are young, and a collection of all objects takes long.
+    generation = -1
     while leftovers:
-        # A reference cycle may hold a loader, a client or an open file; and a thread that ends, another cycle. Most
-        # are young, and a collection of all objects takes long.
-        gc.collect(generation)
+        if generation >= 0:
+            gc.collect(generation)
+        else:
+            time.sleep(_PAUSE_S)
         generation = min(generation + 1, 2)
         leftovers = find_leftovers(before)
         if time.monotonic() > deadline or not any(kind in _ENDING for kind, _ in leftovers):

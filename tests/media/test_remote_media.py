@@ -128,6 +128,7 @@ def test_a_loader_gives_the_same_batches(local, remote, tmp_path, settings):
     assert_same_data(local, remote, tmp_path, settings)
 
 
+@pytest.mark.slow
 def test_a_loader_of_a_bucket_gives_the_same_batches(local, relay, tmp_path):
     assert_same_data(local, URL, tmp_path, {})
 

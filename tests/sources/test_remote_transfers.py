@@ -28,7 +28,10 @@ def count_served_bytes(web, path):
     return total
 
 
-@pytest.mark.parametrize("name", [*FORMS[:3], "a.csv", "a.json", "a.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [FORMS[0], "a.jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in (*FORMS[1:3], "a.csv", "a.json"))],
+)
 def test_a_remote_file_is_transferred_once(web, tmp_path, name):
     rows = [{"text": os.urandom(1000).hex()} for _ in range(600)]
     if name in FORMS:

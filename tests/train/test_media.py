@@ -24,7 +24,9 @@ def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio", pytest.param("llava", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_audio", "llava"))]
+)
 def test_a_few_conversations_are_learned(families, tmp_path, name):
     from transformers import AutoModelForMultimodalLM
 
@@ -45,6 +47,7 @@ def test_a_few_conversations_are_learned(families, tmp_path, name):
         assert torch.equal(weight, outcome.model.model.get_parameter(key)), key
 
 
+@pytest.mark.slow
 def test_a_model_with_image_masks_learns(families, tmp_path):
     """Gemma 3, whose images attend across documents without masks."""
     family = families["gemma3"]

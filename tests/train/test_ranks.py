@@ -86,6 +86,7 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
         assert losses == pytest.approx(expected[step], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_two_ranks_share_one_temporary_store(tmp_path, config):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(100)))
@@ -100,6 +101,7 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
     assert not store_path.parent.exists()
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(100)))

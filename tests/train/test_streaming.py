@@ -140,6 +140,7 @@ def test_no_lanes_for_so_many_ranks(tmp_path, input_file):
         run_stream(input_file, tmp_path / "run", options={"lanes": 0})
 
 
+@pytest.mark.slow
 def test_two_ranks_gather_their_state(tmp_path, input_file):
     config = tmp_path / "small.json"
     config.write_text(json.dumps({**BASE_SETTINGS, "steps": 10}))

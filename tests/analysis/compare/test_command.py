@@ -349,6 +349,7 @@ def test_a_command_that_a_signal_ends_can_be_resumed(store, tmp_path, capsys, mo
     check_resumption(words, example, out, monkeypatch, capsys, check_progress(stopped.stderr, example, 6))
 
 
+@pytest.mark.slow
 def test_another_command_or_example_starts_over_and_reports_it(store, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     example = tmp_path / "own.py"
