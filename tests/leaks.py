@@ -45,7 +45,8 @@ JUSTIFIED = {
 _SIGNALS = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM}
 # Generous: another process may have the processor.
 _LIMIT_S = 30.0
-_PAUSE_S = 0.02
+_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
+_OLDEST_GENERATION = 2
 
 # Libraries configure their own loggers when they are imported. These two carry messages of batchloom.
 _LOGGERS = (logging.root, logging.getLogger("batchloom"))
@@ -67,17 +68,14 @@ def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + _LIMIT_S
     # First wait for threads that are about to end. Then a reference cycle may hold a loader, a client or an open file;
     # and a thread that ends, another cycle. Most are young, and a collection of all objects takes long.
-    generation = -1
-    while leftovers:
+    generation, pause = -1, _PAUSE_S
+    while leftovers and any(kind in _ENDING for kind, _ in leftovers) and time.monotonic() < deadline:
         if generation >= 0:
             gc.collect(generation)
-        else:
-            time.sleep(_PAUSE_S)
-        generation = min(generation + 1, 2)
+        time.sleep(pause)
         leftovers = find_leftovers(before)
-        if time.monotonic() > deadline or not any(kind in _ENDING for kind, _ in leftovers):
-            break
-        time.sleep(_PAUSE_S)
+        pause = min(2 * pause, _MAX_PAUSE_S) if generation == _OLDEST_GENERATION else pause
+        generation = min(generation + 1, _OLDEST_GENERATION)
     assert not leftovers, "left behind: " + "; ".join(f"{kind} {description}" for kind, description in leftovers)
 
 

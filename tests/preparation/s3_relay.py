@@ -70,6 +70,10 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(size)
+        if len(body) < size:
+            # The client was killed. The server would wait for the rest.
+            self.close_connection = True
+            return
         if does == "hang":
             time.sleep(3)
         if does == "flip" and body:
