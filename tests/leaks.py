@@ -45,7 +45,8 @@ JUSTIFIED = {
 _SIGNALS = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM}
 # Generous: another process may have the processor.
 _LIMIT_S = 30.0
-_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
+_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.5
 _OLDEST_GENERATION = 2
 
 # Libraries configure their own loggers when they are imported. These two carry messages of batchloom.
@@ -68,7 +69,8 @@ def nothing_outlives_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + _LIMIT_S
     # First wait for threads that are about to end. Then a reference cycle may hold a loader, a client or an open file;
     # and a thread that ends, another cycle. Most are young, and a collection of all objects takes long.
-    generation, pause = -1, _PAUSE_S
+    generation = -1
+    pause = _PAUSE_S
     while leftovers and any(kind in _ENDING for kind, _ in leftovers) and time.monotonic() < deadline:
         if generation >= 0:
             gc.collect(generation)

@@ -9,8 +9,13 @@ from view.conftest import serving, write_chats
 
 PAGES = [
     *("/", "/document/3?as=tokens", "/plan?seq_len=256&batch=2&document=3&workers=2"),
-    *(pytest.param(path, marks=pytest.mark.slow) for path in ("/documents", "/documents?text=nothing", "/document/3")),
-    *(pytest.param(path, marks=pytest.mark.slow) for path in ("/packing?seq_len=64&batch=8&row=4", "/nothing")),
+    *(
+        pytest.param(path, marks=pytest.mark.slow)
+        for path in (
+            *("/documents", "/documents?text=nothing", "/document/3", "/nothing"),
+            *("/packing?seq_len=64&batch=8&row=4", "/packing?seq_len=256"),
+        )
+    ),
 ]
 
 

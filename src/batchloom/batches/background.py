@@ -16,7 +16,10 @@ _JOIN_TIMEOUT_S = 5.0
 
 @final
 class BackgroundThread(threading.Thread):
-    """A daemon thread that ends at the latest when the interpreter exits."""
+    """A daemon thread that ends at the latest when the interpreter exits.
+
+    ``end`` tells it to end soon, and may be called at any time.
+    """
 
     def __init__(self, name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(target=work, name=name, daemon=True)
@@ -32,14 +35,6 @@ class BackgroundThread(threading.Thread):
 
 
 _THREADS: "weakref.WeakSet[BackgroundThread]" = weakref.WeakSet()
-
-
-def start_thread(name: str, work: Callable[[], None], end: Callable[[], None]) -> None:
-    """Start a thread for ``work``.
-
-    ``end`` tells it to end soon, and may be called at any time.
-    """
-    BackgroundThread(name, work, end).start()
 
 
 @atexit.register

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
 from batchloom.batches.assembly.batch_assembly import Batch
-from batchloom.batches.background import start_thread
+from batchloom.batches.background import BackgroundThread
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.loader_data import is_replicated
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
@@ -226,7 +226,7 @@ class MetricsExchange:
         # The thread must not refer to this object, so that None ends it when nothing else does.
         weakref.finalize(self, self._requests.put, None)
         run = partial(_run_exchange, self._requests, self._rank_metrics, store, keys, rank)
-        start_thread("batchloom-metrics", run, partial(self._requests.put, None))
+        BackgroundThread("batchloom-metrics", run, partial(self._requests.put, None)).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         self._requests.put(json.dumps(dict(metrics)))

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
-from batchloom.batches.background import start_thread
+from batchloom.batches.background import BackgroundThread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,7 +111,7 @@ class PrefetchIterator(Generic[T, R]):
         self._turn = threading.Lock()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._release_items(depth)
-        start_thread("batchloom-producer", self._produce, self.end)
+        BackgroundThread("batchloom-producer", self._produce, self.end).start()
 
     def __iter__(self) -> Iterator[R]:
         slots_to_release, use_time = 0, 0.0

@@ -52,8 +52,8 @@ def compute_backoff(tries: int) -> float:
     return min(0.1 * 4.0 ** (tries - 1), 20.0)
 
 
-# Set in threads that fetch ahead.
-_THREAD = threading.local()
+# Its attribute `fetches_ahead` is set in threads that fetch ahead.
+_LOCAL = threading.local()
 
 
 def wait_before_retry(failures: int) -> bool:
@@ -61,7 +61,7 @@ def wait_before_retry(failures: int) -> bool:
 
     Fetching ahead is tried once: the work on the item meets a fault again, and the job may have ended meanwhile.
     """
-    if getattr(_THREAD, "fetches_ahead", False):
+    if getattr(_LOCAL, "fetches_ahead", False):
         return False
     time.sleep(compute_backoff(failures))
     return True
@@ -569,7 +569,7 @@ def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator
 
 
 def _run_quietly(begin: Callable[[T], object], item: T) -> None:
-    _THREAD.fetches_ahead = True
+    _LOCAL.fetches_ahead = True
     with contextlib.suppress(BatchloomError, OSError):
         begin(item)
 

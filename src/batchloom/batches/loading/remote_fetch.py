@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.background import start_thread
+from batchloom.batches.background import BackgroundThread
 from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan
 from batchloom.plan.packing import Rows
@@ -70,7 +70,7 @@ class RemotePrefetcher:
         self._rows_by_step: dict[int, StepRows] = {}
         self._turn = threading.Condition()
         self._ended = self._warned = False
-        start_thread("batchloom-fetching", self._run, self.end)
+        BackgroundThread("batchloom-fetching", self._run, self.end).start()
 
     def reach(self, step: int) -> None:
         """Set the step that is being made."""
