@@ -23,6 +23,9 @@ from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 # The timeout must exceed the time of preparing the data.
 _COLLECTIVE_TIMEOUT = timedelta(days=30)
+# Barriers at which groups were left, kept until the process ends. torch ends gloo's threads while it holds the GIL, and
+# a thread that frees a reduced tensor waits for the GIL. A barrier holds all that was reduced before it.
+_last_barriers: list[dist.Work] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +198,17 @@ def join_ranks(
         _make_patient_group(dist.group.WORLD)
         ranks = RankGroup(rank, world_size, local_rank, torch_device)
         yield ranks
-        ranks.wait()
+        with ranks.collective_errors():
+            wait_to_leave()
     finally:
         dist.destroy_process_group()
+
+
+def wait_to_leave() -> None:
+    """Wait for all ranks, before the default process group is destroyed."""
+    barrier = dist.barrier(async_op=True)
+    barrier.wait()
+    _last_barriers.append(barrier)
 
 
 @contextmanager

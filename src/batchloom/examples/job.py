@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from batchloom import Store, open_store
+from batchloom.adapters.rank_group import wait_to_leave
 
 
 def print_loss(step: int, loss: float) -> None:
@@ -104,10 +105,7 @@ def adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
 def leave_group() -> None:
     """Wait for all ranks, and destroy the process group if there is one."""
     if dist.is_initialized():
-        # Keep the barrier: torch destroys gloo's threads while it holds the GIL, and a thread that frees what was
-        # reduced last waits for it.
-        barrier = dist.barrier(async_op=True)
-        barrier.wait()
+        wait_to_leave()
         dist.destroy_process_group()
 
 
