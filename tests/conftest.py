@@ -80,8 +80,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    # Otherwise every full collection would traverse all imported modules.
+    # Otherwise every full collection would traverse all imported modules. Tests import more of them, and full
+    # collections come often while little else is old: the check for leftovers collects where something is left.
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 200)
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,13 @@ def parse_nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_nodes():
+    """Forget these two million objects: every garbage collection of later tests would traverse them."""
+    yield
+    parse_nodes.cache_clear()
+
+
 def list_imports(path: Path) -> list[tuple[int, str]]:
     """Return (line, module) of all imports, including late and type-checking ones."""
     modules = []

@@ -56,10 +56,7 @@ def get_page_name(page):
 FIRST_PAGES = {
     "README.md",
     "docs/how-to/prepare/prepare.md",
-    "docs/how-to/prepare/chat.md",
     "docs/how-to/train/loader.md",
-    "docs/how-to/train/stream.md",
-    "docs/how-to/check/plan.md",
 }
 # Pages that docs/write_reference.py writes: their length is that of the code.
 GENERATED_PAGES = {

@@ -62,6 +62,7 @@ def drop_timings(entries):
     return [{k: v for k, v in entry.items() if not k.startswith("perf/")} for entry in entries]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
     full_run = make_trainer(store, tmp_path / "a", dropout=0.2)
     result = full_run.train()
@@ -95,6 +96,7 @@ def test_a_run_goes_on_exactly_with_dropout_too(store, tmp_path):
             make_trainer(store, tmp_path / "b").train(resume_from_checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 def test_a_log_line_cut_by_a_kill_is_written_again(store, tmp_path):
     full_run = make_trainer(store, tmp_path)
     full_run.train()
@@ -125,6 +127,7 @@ def stack_with_mask(sequences):
     return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
+@pytest.mark.slow
 def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
     sizes = {"max_steps": 2, "save_strategy": "no"}
     expected = make_trainer(store, tmp_path / "a", **sizes)
@@ -153,6 +156,7 @@ def test_every_form_of_the_data_is_the_same_run(store, tmp_path):
         assert [e["tokens"] for e in run.log_history] == [e["tokens"] for e in expected.log_history], name
 
 
+@pytest.mark.slow
 def test_labels_of_records_say_what_is_trained(store, tmp_path):
     masked = [{**record, "labels": [-100] * len(record["input_ids"])} for record in make_small_records()]
     records = [*masked[1:], {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]}]

@@ -138,7 +138,9 @@ def test_what_reaches_the_model_is_the_loaders(store, uninterrupted):
     assert uninterrupted.model.config.use_cache is False
 
 
-@pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, to_varlen)])
+@pytest.mark.parametrize(
+    ("settings", "form"), [({"form": "varlen"}, None), pytest.param({}, to_varlen, marks=pytest.mark.slow)]
+)
 def test_documents_back_to_back_learn_the_same(store, uninterrupted, tmp_path, settings, form):
     parts = make_trainer_parts(make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form)
     trainer = make_trainer(store, tmp_path, parts=parts, max_steps=2)
@@ -148,6 +150,7 @@ def test_documents_back_to_back_learn_the_same(store, uninterrupted, tmp_path, s
     assert get_losses(trainer) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
     loader = make_loader(store, packing="none", group_by_length=True)
     expected_batches = [to_padded(part) for part in micro_batches(loader)]
@@ -168,6 +171,7 @@ def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
     assert get_losses(resumed) == pytest.approx(get_losses(full_run), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_other_micro_batches(store, uninterrupted, tmp_path):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = make_trainer(store, tmp_path, **settings)
@@ -214,8 +218,8 @@ def compute_step_losses(held_out, model):
     ("settings", "message"),
     [
         ({"seed": 7}, "spec.seed was 0 and is 7"),
-        ({"seq_len": 64}, "spec.seq_len was 32 and is 64"),
-        ({"packing": "wrap"}, "spec.packing was 'best_fit' and is 'wrap'"),
+        pytest.param({"seq_len": 64}, "spec.seq_len was 32 and is 64", marks=pytest.mark.slow),
+        pytest.param({"packing": "wrap"}, "spec.packing was 'best_fit' and is 'wrap'", marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_of_another_plan_is_refused_by_name(store, uninterrupted, tmp_path, settings, message):
@@ -257,6 +261,7 @@ def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(store, 
         make_trainer_parts(make_loader(store), make_args(tmp_path, **settings))
 
 
+@pytest.mark.slow
 def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp_path):
     trainer = make_trainer(store, tmp_path)
     trainer.args.train_sampling_strategy = "random"
@@ -344,6 +349,7 @@ def test_a_model_that_lets_documents_see_each_other_is_refused(store, tmp_path):
         make_trainer(store, tmp_path, model=Blind(tiny_model(store))).train()
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_turned_on_is_turned_off(store, tmp_path):
     cached, plain = (
         make_trainer(store, tmp_path / "cached", max_steps=1),
@@ -443,6 +449,7 @@ def test_a_form_that_lets_documents_see_each_other_is_refused(store, tmp_path, k
         check_model(store, tmp_path, kind, form, {})
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_trains_with_the_form_it_was_checked_in(store, uninterrupted, tmp_path):
     trainer = make_trainer(store, tmp_path, model=Wrapped(tiny_model(store)), max_steps=2)
     trainer.train()
@@ -537,6 +544,7 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
         make_trainer_parts(make_loader(store), smaller, evaluation=evaluation)
 
 
+@pytest.mark.slow
 def test_documents_left_out_are_logged_once_per_loader(tmp_path, caplog):
     long, short = [[1] * 60] * 5, [[2, 3, 4, 5]] * 40
     store = write_store(tmp_path / "s", {"train": long + short, "val": long[:2] + short})

@@ -84,8 +84,7 @@ FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
     ("name", "workers"),
     [
         ("llava", 0),
-        ("gemma3", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen2_vl", 1), ("qwen2_audio", 0))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gemma3", 1), ("qwen2_vl", 1), ("qwen2_audio", 0))),
     ],
 )
 def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name, workers):
@@ -128,6 +127,7 @@ def test_the_cache_is_off_in_the_language_model_too(families, tmp_path, name):
     assert torch.equal(actual.logits, expected.logits)
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_with_the_same_media(families, tmp_path):
     family = families["qwen2_vl"]
     full_run = make_trainer(family, "qwen2_vl", tmp_path / "whole", save_steps=2)
@@ -149,6 +149,7 @@ def test_a_model_whose_documents_see_each_other_is_refused(families, tmp_path):
         make_trainer(families["gemma3"], "gemma3", tmp_path).train()
 
 
+@pytest.mark.slow
 def test_a_model_of_other_media_is_refused(families, tmp_path):
     family = families["qwen2_audio"]
     trainer = make_trainer(family, "qwen2_audio", tmp_path)
@@ -180,6 +181,7 @@ def test_settings_that_do_not_go_with_media_are_reported_at_once(families, tmp_p
         assert ddp_problem.startswith("ddp_find_unused_parameters: ")
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     family = families["llava"]
     loaders = [batchloom.Loader(family.store, **MEDIA_RANK_SIZES, rank=rank, world_size=2) for rank in (0, 1)]

@@ -51,7 +51,7 @@ def build_position_blind(name):
 
 
 # test_accelerate_users_have_the_same_check has all of them.
-BY_TIER = [pytest.param(name, marks=[] if name in ("Bloom", "Mamba") else pytest.mark.slow) for name in POSITION_BLIND]
+BY_TIER = [pytest.param(name, marks=[] if name == "Mamba" else pytest.mark.slow) for name in POSITION_BLIND]
 
 
 @pytest.mark.parametrize("name", BY_TIER)

@@ -52,6 +52,7 @@ def test_dpo_learns_to_prefer(tokenizer_folder, tmp_path):
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_kto_learns_to_prefer(tokenizer_folder, tmp_path):
     from batchloom.examples.kto_trainer import train
 

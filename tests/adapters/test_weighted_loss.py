@@ -166,6 +166,7 @@ def test_the_trainer_of_hugging_face_applies_weights(store, expected_losses, tmp
     assert losses == pytest.approx(expected_losses, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_trainer_with_its_own_loss_is_refused(store, tmp_path):
     with pytest.raises(TrainError, match="the trainer's loss does not apply them: give the trainer compute_loss_func"):
         make_trainer(store, tmp_path, compute_loss_func=None).train()

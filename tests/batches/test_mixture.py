@@ -351,6 +351,7 @@ def test_the_tables_of_several_stores_are_counted_in_another_process(tmp_path, m
     assert len(list(reopened)) == len(reopened) == steps
 
 
+@pytest.mark.slow
 def test_many_stores_share_the_descriptors_of_a_process(tmp_path):
     for number in range(30):
         write_store(tmp_path / f"s{number}", make_documents(0, 40), documents_per_shard=4)

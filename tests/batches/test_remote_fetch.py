@@ -71,6 +71,7 @@ def test_fetching_goes_on_after_errors_that_pass_and_logs_them_once(stores, capl
     assert sum("answered 503" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_an_edit_turns_the_thread_to_the_new_order(stores):
     loader = Loader(
         Mixture({"a": 1}, stores=stores),
@@ -149,6 +150,7 @@ def test_an_edit_to_smaller_steps_while_larger_ones_are_looked_up(stores, monkey
     assert not faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_lookahead_follows_the_sizes_of_steps(stores, folder, monkeypatch, resumed):
     """Steps have 1 sequence, then 32; a quarter of the cache holds 7 of these."""
@@ -178,6 +180,7 @@ def test_the_lookahead_follows_the_sizes_of_steps(stores, folder, monkeypatch, r
     batches.close()
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_fit_are_passed_over(stores, tmp_path, caplog):
     """The cache does not hold two of some steps: logged when these are built."""
     small = open_store(stores["a"].location.name, cache=tmp_path / "small", cache_limit=100_000)

@@ -96,7 +96,7 @@ main()
     ("signal_number", "exit_code"),
     [
         (signal.SIGINT, ExitCode.INTERRUPTED),
-        (signal.SIGTERM, ExitCode.TERMINATED),
+        pytest.param(signal.SIGTERM, ExitCode.TERMINATED, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, ExitCode.HUNG_UP, marks=pytest.mark.slow),
     ],
 )

@@ -353,6 +353,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
     write_tokenizer(tmp_path)

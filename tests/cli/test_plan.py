@@ -297,6 +297,7 @@ def test_forecast_distance_of_neighbours_in_a_block():
     assert unshuffled.sources[0].mixing.apart < 1
 
 
+@pytest.mark.slow
 def test_forecasts_of_assumed_stores_are_marked_as_assumed(capsys):
     arguments = ["--assume", "15T tokens, 12B documents", "--seq-len", "2048"]
     assert run_command_line(["plan", *arguments, "--global-batch-size", "512"]) == 0

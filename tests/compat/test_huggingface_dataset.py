@@ -191,6 +191,7 @@ for dataset in datasets:
 """
 
 
+@pytest.mark.slow
 def test_data_sets_of_the_hub(tmp_path):
     lines = b"".join(json.dumps({"text": f"{n:03d}"}).encode() + b"\n" for n in range(40))
     with serve_hub({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:

@@ -378,7 +378,11 @@ def store_copy(qwen, tmp_path):
             lambda path: path.write_bytes(encode_image(make_image(9, 9, seed=77))),
             "when its tokens were made",
         ),
-        (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that its tokens were made from"),
+        pytest.param(
+            lambda path: path.write_bytes(path.read_bytes()[::-1]),
+            "is not the file that its tokens were made from",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_missing_or_changed_medium_is_reported_with_its_document(store_copy, change, message):

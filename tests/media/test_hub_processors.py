@@ -43,6 +43,7 @@ def read_processor_name(store):
     return batchloom.open_store(store).manifest.recipe["reading"]["media"]["processor"]
 
 
+@pytest.mark.slow
 def test_from_the_hub_and_then_from_the_cache(hub, folder, tmp_path):
     source = write_images(tmp_path / "in", 3)
     online = run_prepare("org/llava", source, tmp_path / "online", tmp_path / "hub", HF_ENDPOINT=hub)

@@ -97,6 +97,7 @@ def sort_rows(batches):
     return sorted(row.tobytes() for batch in batches for row in batch["input_ids"])
 
 
+@pytest.mark.slow
 def test_ranks_have_about_the_same_media(stores):
     mixture, store = make_mixture(stores), stores["seen"]
     unbalanced = batchloom.Loader(mixture, **SIZES, steps=STEPS)
@@ -151,6 +152,7 @@ def test_analysis_knows_the_ranks(stores):
     assert [sequence.position - 32 for sequence in sequences] == order[rank_of_row[order] == 1].tolist()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_other_ranks(stores):
     mixture = make_mixture(stores)
     loaders = open_rank_loaders(mixture, 2)

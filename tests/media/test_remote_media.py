@@ -226,11 +226,14 @@ def test_a_cache_limit_is_observed(local, remote, tmp_path, caplog):
 @pytest.mark.parametrize(
     "faults",
     [
-        [
-            Fault("answer", "GET", ".blobs", times=5),
-            Fault("answer", "GET", ".media", status=500),
-            Fault("answer", "GET", "processor_state", times=2),
-        ],
+        pytest.param(
+            [
+                Fault("answer", "GET", ".blobs", times=5),
+                Fault("answer", "GET", ".media", status=500),
+                Fault("answer", "GET", "processor_state", times=2),
+            ],
+            marks=pytest.mark.slow,
+        ),
         [
             Fault("cut answer", "GET", ".blobs", times=2),
             Fault("cut answer", "GET", ".media"),
@@ -287,6 +290,7 @@ def test_remote_media_tables_are_checked(changeable, tmp_path, no_retry_delays, 
             list(batchloom.Loader(store, **SIZES))
 
 
+@pytest.mark.slow
 def test_a_failing_server_is_no_missing_medium(local, relay, tmp_path, no_retry_delays, monkeypatch):
     # In each attempt s3fs retries by itself, for two seconds.
     for module in (client, remote_file):

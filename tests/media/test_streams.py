@@ -259,6 +259,7 @@ def test_ranks_share_the_rows_of_a_step(repeatable_stream):
             np.testing.assert_array_equal(np.concatenate(parts), batch[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeatable_stream", ["held", pytest.param("talks", marks=SLOW)], indirect=True)
 def test_states_of_two_ranks_go_on_as_one(repeatable_stream):
     make_stream, expected = repeatable_stream
@@ -274,6 +275,7 @@ def test_states_of_two_ranks_go_on_as_one(repeatable_stream):
     assert_equal(remaining, read_batches(make_stream(), state=merge_states(states)))
 
 
+@pytest.mark.slow
 def test_each_epoch_reads_media_again_and_deletes_them(tmp_path, image_processor):
     order = {**ORDER, "steps": 20}
     stream = make_small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **order)

@@ -309,6 +309,7 @@ def test_tars_of_records_and_runs_without_media_are_read_as_text(processor, tmp_
     assert len(store) == 3
 
 
+@pytest.mark.slow
 def test_tars_through_a_pipe_are_refused(processor, tmp_path):
     file = write_tar(tmp_path / "a.tar", make_pairs(2))
     command = [sys.executable, "-m", "batchloom", "prepare", "-", "--processor", processor]

@@ -101,6 +101,7 @@ def test_pairs_are_those_that_the_dpo_trainer_prepares(tokenizer_folder, tmp_pat
     assert pairs == [{name: row[name] for name in columns} for row in trainer.train_dataset]
 
 
+@pytest.mark.slow
 def test_the_dpo_trainer_accepts_stored_pairs(tokenizer_folder, tmp_path):
     import datasets
     from transformers import AutoTokenizer

@@ -649,7 +649,8 @@ def test_a_permutation_has_an_inverse(size):
     assert (permutation.find_positions(permutation.at(positions)) == positions).all()
 
 
-@pytest.mark.parametrize(("sources", "lanes"), [(200, 16), pytest.param(1000, 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("sources", "lanes"), [(200, 16), (1000, 1)])
 def test_a_thousand_sources_hold_their_shares(sources, lanes):
     rng = np.random.default_rng(sources + lanes)
     weights = rng.pareto(1.5, sources) + 1

@@ -79,6 +79,7 @@ def test_a_document_that_kills_is_quarantined(dedup, step, deadly, tmp_path):
     assert len(notes) == len(deadly)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     input_folder, _ = write(tmp_path, [40])
     settings = {"dedup": "lines", "clean": ["control"], "unit_bytes": UNIT_BYTES}

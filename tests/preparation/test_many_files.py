@@ -118,6 +118,7 @@ def test_more_files_than_16_bits_number(tmp_path):
         assert store.provenance.of(number).source == f"in/{number:05}.txt"
 
 
+@pytest.mark.slow
 def test_a_listing_and_its_units_take_little_memory_for_each_file(tmp_path):
     count = 8000
     for number in range(count):

@@ -86,6 +86,7 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
         assert [pair[1] for pair in read_pairs(out)] == list(range(60))
 
 
+@pytest.mark.slow
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [*ROWS[:80], {"prompt": "a", "chosen": "b", "rejected": "b"}])
     inputs = [tmp_path / "in.jsonl"]

@@ -54,6 +54,7 @@ def _join_texts(inputs):
     return text.read_text() + "\0".join(json.loads(line)["text"] for line in records.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path):
     """A line of 150 MB, and short lines around it, are read in under 210 MiB."""
     with (tmp_path / "a.jsonl").open("w") as file:

@@ -268,7 +268,11 @@ def test_parts_of_the_usual_size(relay, s3, tmp_path):
             marks=pytest.mark.slow,
         ),
         pytest.param(Fault("cut body", part="partNumber", times=99), "connection .*tries", marks=pytest.mark.slow),
-        (Fault("answer", part="partNumber=2", times=99, status=403, code="AccessDenied"), "403 Ac"),
+        pytest.param(
+            Fault("answer", part="partNumber=2", times=99, status=403, code="AccessDenied"),
+            "403 Ac",
+            marks=pytest.mark.slow,
+        ),
         (Fault("flip", part="partNumber=1", times=99), "differed from the sent file in all 3 uploads"),
     ],
 )
@@ -284,6 +288,7 @@ def test_an_upload_that_fails_leaves_no_parts(relay, s3, big_file, fault, messag
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_not_waited_for(relay, s3, big_file, monkeypatch):
     monkeypatch.setattr(client, "_READ_TIMEOUT", 1)
     monkeypatch.setattr(client, "_make_storage_options", client._make_storage_options.__wrapped__)
@@ -362,6 +367,7 @@ def test_a_missing_server_is_reported_at_once(input_file, tmp_path, monkeypatch)
     s3fs.S3FileSystem.clear_instance_cache()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_in_the_middle_keeps_what_it_has_and_another_machine_goes_on(
     relay, s3, input_file, tmp_path
 ):
@@ -385,6 +391,7 @@ def test_a_bucket_that_refuses_in_the_middle_keeps_what_it_has_and_another_machi
     assert not sent.intersection(name[len("/bucket/store/") :] for name in relay.puts())
 
 
+@pytest.mark.slow
 def test_changed_objects_are_uploaded_again(relay, s3, input_file, tmp_path):
     relay.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
@@ -567,6 +574,7 @@ def test_a_job_whose_folder_another_took_sends_nothing(memory, input_file):
     assert list_files(memory, "store") == [OWNER_NAME]
 
 
+@pytest.mark.slow
 def test_of_two_jobs_at_the_same_time_one_gets_the_folder(relay, s3):
     with RemoteFolder("s3://bucket/x") as first, RemoteFolder("s3://bucket/x") as second:
         assert first.create("owner", b"one") == b"one"

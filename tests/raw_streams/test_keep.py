@@ -220,6 +220,7 @@ def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
     assert caplog.text.count("and from here on it does not") == 2
 
 
+@pytest.mark.slow
 def test_a_killed_worker_does_not_change_the_rows(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
     expected = collect_rows(make_small_stream(inputs, lanes=2, **LONG_RUN))

@@ -24,7 +24,8 @@ def bucket(s3):
     return "s3://bucket/stream/"
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_bucket_is_streamed_like_local_files(tmp_path, bucket, workers):
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_bytes(encode_lines(150, number))

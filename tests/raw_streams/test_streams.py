@@ -422,6 +422,7 @@ def test_range_groups_hold_every_byte_once(tmp_path):
     assert sorted(lane_order) == list(range(len(range_groups)))
 
 
+@pytest.mark.slow
 def test_large_inputs_are_not_read_before_the_first_batch(tmp_path):
     """Each of 1,024 files of 256 MiB has a short beginning and a hole.
 

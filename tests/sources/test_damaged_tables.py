@@ -124,6 +124,7 @@ def run_seeds(folder, first, last):
     assert int(seed) == last - 1
 
 
+@pytest.mark.slow
 def test_no_damage_ends_the_process(tmp_path):
     run_seeds(tmp_path, 0, 100)
 
@@ -263,10 +264,15 @@ def run(crashing_probes, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     "command_line",
     [
-        "doctor data --tokenizer bytes",
         "prepare data --out store --tokenizer bytes",
-        pytest.param("prepare data --out store --tokenizer bytes --workers 1", marks=pytest.mark.slow),
-        "convert data --out out.jsonl",
+        *(
+            pytest.param(command_line, marks=pytest.mark.slow)
+            for command_line in (
+                "prepare data --out store --tokenizer bytes --workers 1",
+                "doctor data --tokenizer bytes",
+                "convert data --out out.jsonl",
+            )
+        ),
     ],
 )
 def test_a_crash_of_the_parser_is_an_error_that_names_the_file(run, command_line):

@@ -154,9 +154,8 @@ def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
         read_inputs(path)
 
 
-@pytest.mark.parametrize(
-    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.slow) for form in ("arrow", "arrows"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["parquet", "arrow", "arrows"])
 def test_large_row_groups_are_read_in_bounded_memory(tmp_path, form):
     """Read a row group or record batch of 120 MiB in less than 220 MiB, of which the libraries take 140."""
     schema = pa.schema([("text", pa.string()), ("n", pa.int64())])

@@ -420,7 +420,10 @@ class KilledChange:
         return number, finished
 
 
-@pytest.fixture(params=[append, remove, compact_store])
+CHANGES = [append, *(pytest.param(change, marks=pytest.mark.slow) for change in (remove, compact_store))]
+
+
+@pytest.fixture(params=CHANGES)
 def killed_change(request, tmp_path):
     seed, change = tmp_path / "seed", request.param
     documents = {"train": [[n % 200, 256] for n in range(20)], "val": [[1, 256]]}

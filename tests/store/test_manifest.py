@@ -281,6 +281,7 @@ def test_a_manifest_damaged_while_check_copies_it_is_fetched_again(web, monkeypa
     assert DamagingHandler.damaged_responses == 0
 
 
+@pytest.mark.slow
 def test_a_manifest_damaged_on_its_way_from_a_bucket_is_fetched_again(s3, folder, tmp_path):
     url = copy_to_bucket(s3, folder)
     with relay_bucket(s3) as relay:

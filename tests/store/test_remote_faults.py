@@ -62,7 +62,9 @@ URL = "s3://bucket/store"
     "faults",
     [
         pytest.param([], marks=SLOW),
-        [Fault("answer", "GET", ".bin", times=5), Fault("answer", "GET", "lengths", status=500)],
+        pytest.param(
+            [Fault("answer", "GET", ".bin", times=5), Fault("answer", "GET", "lengths", status=500)], marks=SLOW
+        ),
         pytest.param([Fault("answer", "GET", "dataset_metadata", status=503, times=2)], marks=SLOW),
         [
             Fault("cut answer", "GET", ".bin", times=4),
@@ -90,6 +92,7 @@ def test_temporary_faults_are_retried(local, relay, tmp_path, no_retry_delay, fa
     assert all(not fault.times for fault in relay.faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=SLOW), 4])
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -213,6 +216,7 @@ def test_ranks_whose_cache_is_smaller_than_their_prefetch(bucket, relay, tmp_pat
     assert sum(path.stat().st_size for path in list_block_files(tmp_path / "node0")) <= 30_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requests", [12, pytest.param(4, marks=SLOW), pytest.param(20, marks=SLOW)])
 def test_the_cache_of_a_killed_process_is_usable(local, relay, tmp_path, requests):
     relay.delay = 0.05

@@ -52,6 +52,7 @@ def hub_address(trained):
         yield address
 
 
+@pytest.mark.slow
 def test_from_the_hub_and_then_from_the_cache(hub_address, tmp_path, trained):
     end = trained.end_id
     online = resolve_in_new_process(tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub_address)

@@ -61,6 +61,7 @@ def test_a_ranks_file(ranks_tokenizer, gpt2):
     assert ranks_tokenizer.vocabulary_hash == gpt2.vocabulary_hash
 
 
+@pytest.mark.slow
 def test_merges_are_the_published_ones(ranks_tokenizer, gpt2):
     merges = ranks_tokenizer.state()["tokenizer"]["model"]["merges"]
     assert merges == gpt2.state()["tokenizer"]["model"]["merges"]

@@ -219,6 +219,7 @@ def test_a_run_that_ends_meanwhile_is_edited_as_a_stopped_one(store, out):
     assert len(read_journal(out)) == 1
 
 
+@pytest.mark.slow
 def test_a_ban_of_many_documents_is_saved_and_read_again(tmp_path, capfd):
     store = write_store(tmp_path / "many", {"train": [[1 + n % 200, 2, 3] for n in range(61_000)]})
     out, ban = tmp_path / "run", Edit(step=6, ban={"data": range(60_000)})

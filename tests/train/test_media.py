@@ -63,6 +63,7 @@ def test_a_model_with_image_masks_learns(families, tmp_path):
 SHORT = {"eval_interval": 0, "steps": 3}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(families, tmp_path):
     family = families["qwen2_vl"]
     family.train(tmp_path / "whole", SHORT)
@@ -74,6 +75,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(families, tmp_path
     assert full_weights.read_bytes() == resumed_weights.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_saved_model_has_the_processor(families, tmp_path):
     """The folder also has the model's own tokenizer, or else that of the store."""
     from transformers import AutoProcessor
@@ -94,6 +96,7 @@ def test_the_saved_model_has_the_processor(families, tmp_path):
         assert ids[0] == ids[1]
 
 
+@pytest.mark.slow
 def test_texts_and_conversations_with_images_are_trained_together(families, tmp_path):
     family = families["qwen2_vl"]
     file = tmp_path / "text.jsonl"
@@ -146,7 +149,8 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
     assert loss_curve[-1] < loss_curve[0] / 2
 
 
-@pytest.mark.parametrize("option", ["--stream", pytest.param("--input-file", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--stream", "--input-file"])
 def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, option):
     """A run on raw inputs needs no prepared store, and resumes exactly."""
     family = families["qwen2_vl"]

@@ -20,6 +20,7 @@ def families(tmp_path_factory):
     return Families(tmp_path_factory.mktemp("families"))
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_has_no_media_train_like_one(families, tmp_path):
     """LLaVA has encoder weights that no loss depends on."""
     family = families["llava"]

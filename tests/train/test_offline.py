@@ -139,6 +139,7 @@ def test_texts_prepare_check_and_train(tmp_path, run_commands, tokenizer):
     assert "sound" in output
 
 
+@pytest.mark.slow
 def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, run_commands):
     folder = make_byte_level_tokenizer(tmp_path / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text())

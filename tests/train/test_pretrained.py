@@ -94,6 +94,7 @@ def read_documents(store):
         yield torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(mask.copy())
 
 
+@pytest.mark.slow
 def test_resuming_is_the_same_to_the_last_bit(store, llama, full_run, tmp_path):
     reference, outcome, _ = full_run
     # The run depends on the content of the model folder, not on its path.

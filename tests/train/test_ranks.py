@@ -55,6 +55,7 @@ def test_two_ranks_train_as_one(tmp_path, config):
         assert rows == sorted(map(tuple, batch["input_ids"].tolist()))
 
 
+@pytest.mark.slow
 def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     store = small_store(tmp_path / "s")
     out, single = tmp_path / "two", tmp_path / "one"
@@ -135,6 +136,7 @@ def check_checkpoints(run):
     assert all(len(list(folder.iterdir())) == 3 for folder in checkpoints)
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_one_message_on_the_first_of_two_ranks(tmp_path, endless_command):
     with start_processes(*endless_command, environments=make_rank_environments()) as (first, second):
         wait_for_step(first, tmp_path / "run", 12)

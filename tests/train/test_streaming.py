@@ -104,6 +104,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path, input_file):
         run_stream(input_file, tmp_path / "run", resume=True, tokenizer=str(folder))
 
 
+@pytest.mark.slow
 def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
     settings = {**BASE_SETTINGS, "model": {"init": str(tmp_path / "model")}, "steps": 2}

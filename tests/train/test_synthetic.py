@@ -185,6 +185,7 @@ def test_unreadable_data_is_never_replaced(config, tmp_path, capsys):
     assert "Falling back" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_on_real_data_does_not_resume_on_synthetic_data(config, tmp_path, capsys):
     store = small_store(tmp_path / "s")
     out = tmp_path / "run"
@@ -215,7 +216,8 @@ def test_unknown_fallbacks_are_refused(capsys, fallback):
 
 
 # Of stores, too, each rank reads its share.
-@pytest.mark.parametrize("name", ["dummy", pytest.param("distributed_dummy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dummy", "distributed_dummy"])
 def test_two_ranks_of_synthetic_data(tmp_path, config, name):
     data = f"{name}:documents=500,vocab=64,lengths=8-60"
     out = tmp_path / "run"

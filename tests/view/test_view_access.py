@@ -145,6 +145,7 @@ def test_a_link_on_another_web_page_opens_the_pages(page, address, tmp_path):
     page.problems.clear()
 
 
+@pytest.mark.slow
 def test_the_forwarding_page_stays_on_this_server(stranger, address):
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     for path in ('//evil.example/"><script>', "/%22%3E%3Cscript%3E?a=%22%3E%3Cb%3E", "//evil.example"):

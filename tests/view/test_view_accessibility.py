@@ -59,6 +59,7 @@ def test_every_control_is_reached_by_the_keyboard(opened, address):
     assert reached >= {"Overview", "Documents", "Packing", "◐", "?", "text", "least", "most", "start", "Show", "0"}
 
 
+@pytest.mark.slow
 def test_the_keys_end_at_a_dialog_that_escape_closes(opened):
     opened.keyboard.press("?")
     assert opened.locator("dialog[open]").count() == 1

@@ -174,6 +174,7 @@ def test_a_document_of_two_megabytes_is_shown_in_parts(tmp_path):
         assert "z" in client.get("/document/0?at=1999999").text.partition("<main")[2]
 
 
+@pytest.mark.slow
 def test_two_browsers_and_twenty_requests_at_once(tmp_path):
     documents = [[97 + number % 26] * (number % 50 + 1) for number in range(200)]
     write_store(tmp_path / "store", documents, documents_per_shard=50)

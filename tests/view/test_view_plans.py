@@ -54,6 +54,7 @@ def opened(page, address):
     return page
 
 
+@pytest.mark.slow
 def test_the_drawn_shares_are_those_of_the_rows(opened, plan):
     columns = opened.locator("#shares ~ figure .plot g")
     assert columns.count() == 60

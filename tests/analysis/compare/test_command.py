@@ -320,6 +320,7 @@ def check_progress(errors, example, steps):
     return lines[1]
 
 
+@pytest.mark.slow
 def test_the_same_command_resumes_after_a_stop(store, tmp_path, capsys, monkeypatch):
     example, out = tmp_path / "waiting.py", tmp_path / "out"
     example.write_text(WAITING)

@@ -19,7 +19,7 @@ SIZES = {"seq_len": 64, "global_batch_size": 8}
 # Shorter than a test's own limit, so that a run that hangs is reported with the stacks of its ranks.
 MOST_SECONDS = 280
 # `tests/adapters` covers each framework; in the fast tier these examples stand for all.
-FAST_FRAMEWORKS = ("pytorch", "fsdp2", "hf-trainer", "accelerate")
+FAST_FRAMEWORKS = ("pytorch", "fsdp2")
 by_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 

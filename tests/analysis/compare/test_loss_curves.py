@@ -27,6 +27,7 @@ def write_jsonl(path, rows):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_run_of_batchloom_train(tmp_path):
     store = write_store(tmp_path / "s", [[n % 250 for n in range(40)] for _ in range(50)])
     words = ["--seq-len", "32", "--global-batch-size", "4", "--batch-size", "4", "--max-iters", "2"]

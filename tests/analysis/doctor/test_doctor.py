@@ -410,9 +410,7 @@ def sample_inputs(path, *, full=False, **settings):
     "kind",
     [
         "jsonl",
-        "many",
-        pytest.param("gz", marks=pytest.mark.slow),
-        pytest.param("parquet", marks=pytest.mark.slow),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("many", "gz", "parquet")),
     ],
 )
 def test_a_sample_agrees_with_a_full_examination(kind, count, tmp_path):
@@ -440,6 +438,7 @@ def test_each_of_a_few_sources_is_sampled(tmp_path):
     assert [bool(source.fault) for source in sample.diagnosis.sources] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_bad_records_of_a_sample_have_their_lines(tmp_path):
     path, _ = write_large_input(tmp_path, "jsonl")
     lines = path.read_text().splitlines()

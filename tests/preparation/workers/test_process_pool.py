@@ -147,9 +147,10 @@ def test_a_worker_above_its_memory_is_killed():
     ("setup_function", "message"),
     [
         (dying_setup, "the last one exited with code 7.* give --workers 1"),
-        (
+        pytest.param(
             greedy_setup,
             r"the last one used 1.. MiB of memory, more than the 100 MiB .*\. Give more \(--memory",
+            marks=pytest.mark.slow,
         ),
     ],
 )
