@@ -293,8 +293,8 @@ def test_private_use_characters_are_encoded_like_others(make_encoder):
 
 @pytest.mark.parametrize(("content", "is_found"), [("a1", True), ("<|im_end|>", False)])
 def test_more_messages_than_marks(make_encoder, monkeypatch, content, is_found):
-    monkeypatch.setattr("batchloom.chat.templates.turn_positions.MAX_MARKED_STRINGS", 3)
-    # Tool calls make the renderer search turns by markers.
+    monkeypatch.setattr("batchloom.chat.templates.marks.MAX_MARKS", 5)
+    # Tool calls make the renderer search turns by marks. Each message has a pair, and each string.
     turns = [
         {"role": "user", "content": "q1"},
         {"role": "assistant", "content": "a1", "tool_calls": [CALL]},
@@ -303,10 +303,10 @@ def test_more_messages_than_marks(make_encoder, monkeypatch, content, is_found):
     ]
     encoder, rules = make_encoder(THINKING), ChatRecipe(train_on="last", prove=True)
     result = decode_trained(encoder, Conversation(turns), rules)
-    assert (len(result) == 1 and "a1\n<tool_call>" in result[0]) if is_found else "than 3 messages" in result
+    assert (len(result) == 1 and "a1\n<tool_call>" in result[0]) if is_found else "than 5 messages" in result
     turns += [{"role": "assistant", "content": f"a{n}"} for n in range(9)]
     result = decode_trained(encoder, Conversation(turns), rules)
-    assert "it holds more than 3 messages or other strings" in result
+    assert "it holds more than 5 messages or other strings" in result
     assert result.endswith("split it into several records")
 
 

@@ -537,9 +537,9 @@ CHAT = (
     # The stop token behind an answer carries no loss, so that a model never learns to stop.
     Mutant(
         "stop-token-not-trained",
-        "chat/templates/turn_positions.py",
-        "return start, start + len(stop)",
-        "return start, start",
+        "chat/templates/turns.py",
+        "return begin, begin + ending.end",
+        "return begin, begin",
         ("chat/test_turns.py", "chat/test_transformers_agreement.py"),
     ),
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.

@@ -1,4 +1,8 @@
 from .chat_template import DEFAULT_DATE as DEFAULT_DATE
+from .media_placeholders import (
+    PlaceholderFormat as PlaceholderFormat,
+    PlaceholderSpan as PlaceholderSpan,
+)
 from .rendering import (
     CharacterSpan as CharacterSpan,
     ConversationRenderer as ConversationRenderer,
@@ -25,8 +29,4 @@ from .trained_spans import (
     compute_weighted_spans as compute_weighted_spans,
     find_train_on_problem as find_train_on_problem,
 )
-from .turn_positions import (
-    PlaceholderFormat as PlaceholderFormat,
-    PlaceholderSpan as PlaceholderSpan,
-    make_control_pattern as make_control_pattern,
-)
+from .turns import make_control_pattern as make_control_pattern

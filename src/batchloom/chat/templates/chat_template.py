@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -69,6 +69,9 @@ _SAFE_ATTRIBUTES = frozenset(
 # Default date of `strftime_now`, fixed so that a store does not depend on the day it is prepared.
 # Llama 3's own template falls back to the same day.
 DEFAULT_DATE = dt.date(2024, 7, 26)
+
+# Function that gives the marks around a round of a loop, by its item.
+MarkRound = Callable[[Any], tuple[str, str]]
 
 _MAX_SOURCE_SIZE = 1 << 16
 # Errors that template code may raise; any other is a bug of batchloom.
@@ -201,6 +204,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         # Text written so far, and the start and text of each ``{% generation %}`` block.
         self.chunks: list[str] = []
         self.marks: list[tuple[int, str]] = []
+        # Function that gives the marks around a round of a loop, and the marks to write after the rounds that began.
+        self._mark_round: MarkRound | None = None
+        self._round_ends: list[str] = []
         self.asked_for_date = False
         self._date = dt.datetime.combine(date, dt.time())
         self._conversation: tuple[Any, ...] = ()
@@ -214,6 +220,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "_limit": self._check_value,
             "_write": self._write,
             "_tick": self._tick,
+            "_begin_round": self._begin_round,
+            "_end_round": self._end_round,
         }
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -221,13 +229,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "lipsum": _refuse_chance,
         }
 
-    def open(self, messages: list[Any], tools: list[Any] | None, arguments: TemplateArguments) -> None:
+    def open(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        arguments: TemplateArguments,
+        mark_round: MarkRound | None,
+    ) -> None:
         """Begin a rendering; larger inputs may write more."""
         self._conversation = (messages, tools, arguments)
         self._limit, self._is_limit_extended = _BASE_CHARACTERS, False
         self._written = self._ticks = 0
         self._deadline = time.thread_time() + _MAX_SECONDS
         self.chunks, self.marks = [], []
+        self._mark_round, self._round_ends = mark_round, []
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an item of a message or a safe attribute directly: the usual lookup."""
@@ -277,6 +292,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateLimitError(f"it takes more than {_MAX_SECONDS:g} seconds for one conversation")
         self.count(characters)
         return ""
+
+    def _begin_round(self, item: Any) -> str:
+        """Return the mark before the round of a loop over ``item``."""
+        if self._mark_round is None:
+            return ""
+        begin, end = self._mark_round(item)
+        self._round_ends.append(end)
+        return begin
+
+    def _end_round(self, _: Any) -> str:
+        """Return the mark after the round that began last: the name of its item may have another value now."""
+        return self._round_ends.pop() if self._mark_round else ""
 
     def _write(self, value: Any) -> Any:
         """Count the characters of a value that is written."""
@@ -377,6 +404,8 @@ class _LimitTransformer(NodeTransformer):
 
     def __init__(self) -> None:
         self._buffers = 0
+        # Names of the loops around a node; None for one over several names.
+        self._loops: list[nodes.Name | None] = []
 
     def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
         """Visit the children of a node, and track whether their output is buffered."""
@@ -386,7 +415,22 @@ class _LimitTransformer(NodeTransformer):
         self._buffers -= is_buffer
         return node
 
-    def visit_For(self, node: Any) -> nodes.Node:  # noqa: N802 - jinja2's form
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's form
+        """Mark where the rounds of a loop begin and end."""
+        self._loops.append(node.target if isinstance(node.target, nodes.Name) else None)
+        self.visit_Macro(node)
+        item = self._loops.pop()
+        if item is not None:
+            node.body = [_mark_round("_begin_round", item), *node.body, _mark_round("_end_round", item)]
+        return node
+
+    def visit_Continue(self, node: nodes.Stmt) -> nodes.Node | list[nodes.Node]:  # noqa: N802
+        item = self._loops[-1]
+        return node if item is None else [_mark_round("_end_round", item), node]
+
+    visit_Break = visit_Continue  # noqa: N815
+
+    def visit_Macro(self, node: Any) -> nodes.Node:  # noqa: N802
         """Tick in every round of a loop and every call of a macro or block."""
         self.generic_visit(node)
         literals = sum(len(part.data) for part in node.find_all(nodes.TemplateData))
@@ -394,7 +438,7 @@ class _LimitTransformer(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
         return node  # type: ignore[no-any-return]
 
-    visit_Macro = visit_CallBlock = visit_Block = visit_For  # noqa: N815
+    visit_CallBlock = visit_Block = visit_Macro  # noqa: N815
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         """Count text that goes into a buffer; :meth:`ChatTemplate.render` counts the rest."""
@@ -415,6 +459,11 @@ class _LimitTransformer(NodeTransformer):
         self.generic_visit(node)
         node.values = [_apply_filter("_limit", value) for value in node.values]
         return node
+
+
+def _mark_round(name: str, item: nodes.Name) -> nodes.Node:
+    loaded = nodes.Name(item.name, "load").set_lineno(item.lineno)
+    return nodes.Output([_apply_filter(name, loaded)]).set_lineno(item.lineno)
 
 
 def _apply_filter(name: str, value: Any) -> Any:
@@ -504,7 +553,12 @@ class ChatTemplate:
         return self._sandbox.asked_for_date
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, *, prompt: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        prompt: bool = False,
+        mark_round: MarkRound | None = None,
     ) -> TemplateOutput:
         """Render a conversation as ``apply_chat_template`` of transformers 5 does.
 
@@ -512,13 +566,14 @@ class ChatTemplate:
             messages: turns with the keys that templates know (see :func:`normalize_message`).
             tools: tools that the model may call.
             prompt: whether to end with the beginning of an assistant's turn.
+            mark_round: returns the texts to write where a round of a loop begins and ends, by the item of the loop.
 
         Raises:
             RenderError: the template rejects this conversation.
             TemplateError: the template exceeds a limit or performs a forbidden operation.
         """
         sandbox = self._sandbox
-        sandbox.open(messages, tools, self._arguments)
+        sandbox.open(messages, tools, self._arguments, mark_round)
         variables = {**self._names, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
             context = self._template.new_context(variables, shared=True)

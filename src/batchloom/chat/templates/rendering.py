@@ -2,9 +2,10 @@
 
 import copy
 import datetime as dt
+import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -23,34 +24,38 @@ from batchloom.chat.templates.chat_template import (
     TemplateOutput,
     normalize_message,
 )
-from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
-from batchloom.chat.templates.turn_positions import (
-    ASSISTANT,
+from batchloom.chat.templates.marks import (
     MARKING_SCOPES,
     STRUCTURAL_KEYS,
     TOOLS_OWNER,
     MarkedText,
     Marker,
     MarkingScope,
-    MediaStyle,
+    MarkPoint,
+    MarksError,
+    contains_match,
+    extract_marks,
+    find_unused_plane,
+    mark_messages,
+)
+from batchloom.chat.templates.media_placeholders import (
     PlaceholderFormats,
     PlaceholderSpan,
-    TurnGrammar,
+    convert_media_messages,
+    detect_media_style,
+    find_placeholder_spans,
+    list_media_owners,
+)
+from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
+from batchloom.chat.templates.turns import (
+    ASSISTANT,
+    TurnForm,
     TurnPosition,
     TurnPositionError,
-    add_media_blocks,
-    contains_match,
-    convert_media_messages,
     describe_alterations,
-    detect_grammar,
-    detect_media_style,
-    extract_marks,
-    find_placeholder_spans,
-    find_unused_plane,
-    list_media_owners,
+    learn_form,
     locate_turns,
     make_control_pattern,
-    mark_messages,
 )
 from batchloom.core.document import Conversation, TurnWeight
 from batchloom.core.medium import MediumKind
@@ -66,6 +71,7 @@ ConversationShape = tuple[tuple[str, bool], ...]
 # Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
 _MAX_CACHED_SHAPES = 4096
 _MAX_CACHED_ARGUMENTS = 64
+_QUESTION: ConversationShape = (("user", False),)
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
 
@@ -157,39 +163,43 @@ class TurnSkeleton:
 _STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
 
 
-def absorb_whitespace(marked_probe: MarkedText) -> tuple[MarkedText, list[int]]:
+def absorb_whitespace(probe: MarkedText) -> tuple[MarkedText, list[int]]:
     """Add the remaining white space of a rendered probe to its contents.
 
     Also returns the strip mode of each content: 1 if white space before it was stripped, 2 after it, 3 both.
     """
-    blocks, strip_modes = [], []
-    for block in marked_probe.blocks:
-        start, stop, strip_mode = block.start, block.stop, 0
-        if marked_probe.text[:start].endswith(PROBE_WHITESPACE[0]):
+    strings, strip_modes = [], []
+    for string in probe.strings:
+        start, stop, strip_mode = string.start, string.stop, 0
+        if probe.text[:start].endswith(PROBE_WHITESPACE[0]):
             start -= len(PROBE_WHITESPACE[0])
         else:
             strip_mode |= 1
-        if marked_probe.text.startswith(PROBE_WHITESPACE[1], stop):
+        if probe.text.startswith(PROBE_WHITESPACE[1], stop):
             stop += len(PROBE_WHITESPACE[1])
         else:
             strip_mode |= 2
-        blocks.append(replace(block, start=start, stop=stop))
+        strings.append(string._replace(start=start, stop=stop))
         strip_modes.append(strip_mode)
-    string_spans = [(block.start, block.stop) for block in blocks]
-    return replace(marked_probe, blocks=blocks, string_spans=string_spans), strip_modes
+    points = [
+        MarkPoint(position, string.owner, n)
+        for n, string in enumerate(strings)
+        for position in (string.start, string.stop)
+    ]
+    return replace(probe, strings=strings, points=points), strip_modes
 
 
 def make_skeleton(
-    marked_probe: MarkedText, strip_modes: Sequence[int], turns: Sequence[TurnPosition | None], control: re.Pattern[str]
+    probe: MarkedText, strip_modes: Sequence[int], turns: Sequence[TurnPosition | None], control: re.Pattern[str]
 ) -> TurnSkeleton:
     """Build the skeleton from a rendered probe (see :func:`absorb_whitespace`)."""
-    text, blocks = marked_probe.text, marked_probe.blocks
-    edges = [0, *(edge for block in blocks for edge in (block.start, block.stop)), len(text)]
+    text, strings = probe.text, probe.strings
+    edges = [0, *(edge for string in strings for edge in (string.start, string.stop)), len(text)]
     starts = edges[::2]
     fixed_texts = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))
 
-    stops = [block.stop for block in blocks]
-    content_lengths = list(accumulate((block.stop - block.start for block in blocks), initial=0))
+    stops = [string.stop for string in strings]
+    content_lengths = list(accumulate((string.stop - string.start for string in strings), initial=0))
 
     def make_anchor(position: int) -> tuple[int, int]:
         slot_count = bisect_right(stops, position)
@@ -197,7 +207,7 @@ def make_skeleton(
 
     return TurnSkeleton(
         fixed_texts=fixed_texts,
-        slots=tuple((block.owner, strip_mode) for block, strip_mode in zip(blocks, strip_modes, strict=True)),
+        slots=tuple((string.owner, strip_mode) for string, strip_mode in zip(strings, strip_modes, strict=True)),
         turns=tuple(None if turn is None else tuple(map(make_anchor, turn)) for turn in turns),
         control=tuple(
             make_anchor(start + match.start())
@@ -298,7 +308,7 @@ class ConversationRenderer:
         self.name, self._arguments = choice.name, dict(arguments)
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
-        added_pattern = make_control_pattern([*control, *filter(str.strip, added)])
+        added_pattern = make_control_pattern([*control, *filter(str.strip, added), "<think>"])
         plain = ChatTemplate(choice.name, choice.text, tokens, date)
         remedy = _choose_built_in(control)
         self._plain = _TemplateRenderer(
@@ -330,7 +340,7 @@ class ConversationRenderer:
             notes.append(
                 f"template {self.name} never reads the argument{'s' * (len(unread) > 1)} {names} (it reads {known})"
             )
-        if self._plain.grammar.stop == "":
+        if self._plain.form.ends and not self._plain.learns_to_stop:
             notes.append(
                 f"template {self.name} writes no control token after an assistant turn: a model will not learn to stop"
             )
@@ -436,9 +446,11 @@ class _TemplateRenderer:
         self.template, self.pattern, self.added_pattern = template, pattern, added_pattern
         self.placeholder_formats, self.built_in = placeholder_formats, built_in
         self.inserts_contents = inserts_contents
-        self.media_style = detect_media_style(template, placeholder_formats) if placeholder_formats else MediaStyle()
-        self._plain_prompt = ""
-        self.grammar = self._detect_grammar()
+        self.media_style = detect_media_style(template, placeholder_formats)
+        self._base_template = template
+        self._headers: dict[Any, set[str]] = {}
+        self.form, self.learns_to_stop = TurnForm(pattern), False
+        self._learn_form()
         self.skeletons: dict[ConversationShape, TurnSkeleton | None] = {}
 
     def with_arguments(self, arguments: TemplateArguments) -> "_TemplateRenderer":
@@ -447,60 +459,112 @@ class _TemplateRenderer:
             return self
         renderer = copy.copy(self)
         renderer.template = self.template.with_arguments(arguments)
-        if self.placeholder_formats:
-            renderer.media_style = detect_media_style(renderer.template, self.placeholder_formats)
-        renderer.grammar = renderer._detect_grammar(self._plain_prompt)  # noqa: SLF001 - a copy of this renderer
-        renderer.skeletons = {}
+        renderer.media_style = detect_media_style(renderer.template, self.placeholder_formats)
+        renderer._headers, renderer.skeletons = {}, {}  # noqa: SLF001 - a copy of this renderer
+        renderer._learn_form()  # noqa: SLF001
         return renderer
 
-    def _detect_grammar(self, plain_prompt: str | None = None) -> TurnGrammar:
-        """Detect the text around turns from the first probe that the template accepts.
-
-        ``plain_prompt`` is the generation prompt without template arguments, if there are any.
-        """
+    def _learn_form(self) -> None:
+        """Learn the text around turns from the first probe that the template accepts."""
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
+            roles = [role for role, _ in shape]
             try:
-                without_prompt = self.template.render(make_probe(shape[:-1])).text
-                with_prompt = self.template.render(make_probe(shape[:-1]), prompt=True).text
-                marked_probe = self._render_marked_probe(shape)
-            except RenderError:
+                probe = absorb_whitespace(self._render_marked_probe(shape))[0]
+                self.form = learn_form(probe, roles, self.pattern)
+                turns = self._locate(probe, self._make_probe(shape), None)
+            except (RenderError, TurnPositionError):
                 continue
-            prompt = self._find_generation_prompt(without_prompt, with_prompt)
-            header, prefill = self._header(prompt), ""
-            if plain_prompt is None:
-                self._plain_prompt = prompt
-            elif plain_prompt and plain_prompt != prompt and prompt.startswith(plain_prompt):
-                header = self._header(plain_prompt)
-                prefill = prompt[len(header) :]
-            probe = absorb_whitespace(marked_probe)[0]
-            return detect_grammar(header, prefill, probe, self.pattern, self.added_pattern)
-        return TurnGrammar(self.pattern, self.added_pattern)
+            answers = [turn for turn, role in zip(turns, roles, strict=True) if role == ASSISTANT and turn is not None]
+            self.learns_to_stop = any(turn.stop < turn.end for turn in answers)
+            return
 
-    def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
-        """Return the text that a generation prompt adds, or that replaces the ending."""
-        last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
-        for text in (without_prompt, *(without_prompt[:position] for position in last)):
-            if with_prompt.startswith(text):
-                return with_prompt[len(text) :]
-        return ""
+    def _locate(
+        self, marked: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> list[TurnPosition | None]:
+        """Locate the turns of a marked text of ``messages``, which are not marked."""
+        roles = [str(message.get("role")) for message in messages]
+        return locate_turns(
+            marked,
+            roles,
+            self.form,
+            lambda number: self._find_headers(messages[:number], tools),
+            lambda number: self._render_last(messages[: number + 1], tools),
+        )
 
-    def _header(self, prompt: str) -> str:
-        """Return the header of a generation prompt.
+    def _find_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
+        """Return the texts with which the template may begin an answer to these messages.
 
-        Some templates also begin the answer, with a ``<think>`` that the model writes itself under other
-        templates. It is an added token, not a control token, and is trained like the rest.
+        They depend on the form of the last two.
         """
+        context = (min(len(before), 2), bool(tools), *((message.get("role"), *message) for message in before[-2:]))
+        if context not in self._headers:
+            if len(self._headers) >= _MAX_CACHED_SHAPES:
+                self._headers.clear()
+            # After the result of a tool a prompt may have no header although the conversation has one.
+            self._headers[context] = self._make_headers(before, tools) | self._make_headers(
+                self._make_probe(_QUESTION), None
+            )
+        return self._headers[context]
+
+    def _make_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
+        """Return the texts with which the template may begin an answer.
+
+        Some generation prompts also begin the answer, with a thought that other templates leave to the model. What the
+        conversation repeats of it is trained like the rest. What template arguments add to a prompt, such as an empty
+        thought, is given.
+        """
+        plain = self._render_prompt(self._base_template, before, tools)
+        prompt = self._render_prompt(self.template, before, tools)
+        is_prefilled = plain and prompt != plain and prompt.startswith(plain)
+        header = self._cut_thought(plain if is_prefilled else prompt)
+        headers = {header, *self._iter_shared_headers(header), *([prompt] if is_prefilled else [])}
+        if "add_generation_prompt" not in self.template.variables:
+            # A template without generation prompts begins all answers in the same way.
+            lead = os.path.commonprefix([*self.form.leads])  # noqa: RUF071 - of characters
+            headers = headers - {""} | {lead if lead.strip() else ""}
+        return headers
+
+    def _iter_shared_headers(self, prompt: str) -> Iterator[str]:
+        """Yield what a generation prompt and an answer share, if they go on with white space or an added token."""
+        for lead in self.form.leads:
+            shared = os.path.commonprefix([prompt, lead])  # noqa: RUF071 - of characters
+            rests = (prompt[len(shared) :], lead[len(shared) :])
+            if shared and all(not rest.strip() or self.added_pattern.match(rest) for rest in rests):
+                yield shared
+
+    def _cut_thought(self, prompt: str) -> str:
+        """Return a generation prompt up to its first added token that is no control token."""
         for token in self.added_pattern.finditer(prompt):
             if token.start() and not self.pattern.fullmatch(token.group()):
                 return prompt[: token.start()]
         return prompt
 
+    def _render_prompt(self, template: ChatTemplate, before: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        """Return what a template writes after these messages as a generation prompt."""
+        try:
+            marker, copies = Marker(0), list(map(dict, before))
+            text = template.render(copies, tools, prompt=True, mark_round=marker.make_round_function(copies)).text
+            if (end := marker.find_last(text)) is not None:
+                return text[end:]
+            without = template.render(before, tools).text
+            return text.removeprefix(without) if text.startswith(without) else ""
+        except RenderError:
+            question = self._make_probe(_QUESTION)
+            return "" if before == question else self._render_prompt(template, question, tools)
+
+    def _render_last(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        """Return the text of the last one of these messages."""
+        marked = self._render_with_marks(messages, tools, Marker(0), MARKING_SCOPES[0], prompt=False)
+        texts = [marked.text[one.start : one.stop] for one in marked.rounds if one.owner == len(messages) - 1]
+        return max(texts, key=len, default="")
+
+    def _make_probe(self, shape: ConversationShape) -> list[dict[str, Any]]:
+        return convert_media_messages(make_probe(shape), self.media_style)[0]
+
     def _render_marked_probe(self, shape: ConversationShape) -> MarkedText:
-        marker = Marker(0)
-        messages = mark_messages(make_probe(shape), marker, MARKING_SCOPES[0])
-        return extract_marks(self.template.render(messages).text, marker)
+        return self._render_with_marks(self._make_probe(shape), None, Marker(0), MARKING_SCOPES[0], prompt=False)
 
     def render(self, conversation: Conversation) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
@@ -554,18 +618,17 @@ class _TemplateRenderer:
 
     def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         """Learn the skeleton of a shape; None if its text is not fixed around contents."""
-        roles = [role for role, _ in shape]
-        if any(self.pattern.search(role) for role in roles):
+        if any(self.pattern.search(role) for role, _ in shape):
             return None
         try:
-            marked_probe = self._render_marked_probe(shape)
-            if not marked_probe.intact or len(marked_probe.string_spans) != len(marked_probe.blocks):
+            probe = self._render_marked_probe(shape)
+            if not probe.intact or len({string.owner for string in probe.strings}) != len(probe.strings):
                 return None
-            marked_probe, strip_modes = absorb_whitespace(marked_probe)
-            turns = locate_turns(marked_probe, roles, self.grammar)
+            probe, strip_modes = absorb_whitespace(probe)
+            turns = self._locate(probe, self._make_probe(shape), None)
         except (RenderError, TurnPositionError):
             return None
-        return make_skeleton(marked_probe, strip_modes, turns, self.pattern)
+        return make_skeleton(probe, strip_modes, turns, self.pattern)
 
     def _render_marked(
         self,
@@ -589,11 +652,13 @@ class _TemplateRenderer:
             marker = Marker(plane)
             try:
                 marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
-            except RenderError as error:
-                # The marks ran out; a narrower scope needs fewer.
+            except MarksError as error:
+                # A narrower scope needs fewer.
                 problem, limit_error = str(error), error
                 continue
-            if marked_text is None or marked_text.text != output.text:
+            except RenderError:
+                continue
+            if marked_text.text != output.text:
                 continue
             if hostile and (scope.role is not None or not marked_text.intact):
                 continue
@@ -603,9 +668,9 @@ class _TemplateRenderer:
             control = self._find_control_tokens(marked_text, hostile=hostile)
             media_spans = self._find_media_spans(output.text, control, media)
             if media_spans:
-                marked_text = add_media_blocks(marked_text, media_spans, media.owners)
+                marked_text = _add_media_points(marked_text, media_spans, media.owners)
             content_spans = _find_content_spans(marked_text, messages)
-            turns, altered, problem = self._find_turns(marked_text, messages, problem)
+            turns, altered, problem = self._find_turns(marked_text, messages, tools)
             return ConversationText(
                 output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
             )
@@ -621,16 +686,16 @@ class _TemplateRenderer:
         return ConversationText(output.text, [], problem, control, output.generation, (), media_spans)
 
     def _find_turns(
-        self, marked_text: MarkedText, messages: list[dict[str, Any]], problem: str
+        self, marked_text: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
         """Return the turns, the template's alterations, and why turns are not located."""
-        roles = [str(message.get("role")) for message in messages]
+        problem = ""
+        turns: list[TurnPosition | None] = []
         try:
-            turns = locate_turns(marked_text, roles, self.grammar)
+            turns = self._locate(marked_text, messages, tools)
         except TurnPositionError as error:
-            turns, problem = [], str(error)
-        altered = describe_alterations(turns) + _describe_changes(marked_text)
-        return turns, altered, "" if turns else problem
+            problem = str(error)
+        return turns, describe_alterations(turns) + _describe_changes(marked_text), problem
 
     def _render_with_marks(
         self,
@@ -640,14 +705,14 @@ class _TemplateRenderer:
         scope: MarkingScope,
         *,
         prompt: bool,
-    ) -> MarkedText | None:
+    ) -> MarkedText:
         marked_messages = mark_messages(messages, marker, scope)
         if scope.role is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
-        try:
-            return extract_marks(self.template.render(marked_messages, tools, prompt=prompt).text, marker)
-        except RenderError:
-            return None
+        mark_round = marker.make_round_function(marked_messages)
+        return extract_marks(
+            self.template.render(marked_messages, tools, prompt=prompt, mark_round=mark_round).text, marker
+        )
 
     def _check_unmarked_strings(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
         """Refuse control tokens in keys, roles and other strings that cannot be marked."""
@@ -677,7 +742,7 @@ class _TemplateRenderer:
         """Return the offsets of control tokens that the template wrote."""
         if not hostile:
             return [match.start() for match in self.pattern.finditer(marked_text.text)]
-        edges = [0, *(edge for span in marked_text.string_spans for edge in span), len(marked_text.text)]
+        edges = [0, *(edge for string in marked_text.strings for edge in string[:2]), len(marked_text.text)]
         return [
             match.start()
             for n in range(0, len(edges), 2)
@@ -689,14 +754,24 @@ def _find_content_spans(marked_text: MarkedText, messages: list[dict[str, Any]])
     """Return the span of each content that is one text, written once and unchanged."""
     spans: dict[int, CharacterSpan] = {}
     repeated: set[int] = set()
-    for span, (number, key) in zip(marked_text.string_spans, marked_text.string_owners, strict=True):
+    for start, stop, number, key in marked_text.strings:
         content = messages[number].get("content") if number >= 0 and key == "content" else None
-        if not isinstance(content, str) or marked_text.text[slice(*span)] != content.strip():
+        if not isinstance(content, str) or marked_text.text[start:stop] != content.strip():
             continue
         if number in spans:
             repeated.add(number)
-        spans[number] = span
+        spans[number] = start, stop
     return {number: span for number, span in spans.items() if number not in repeated}
+
+
+def _add_media_points(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], owners: Sequence[int]) -> MarkedText:
+    """Add media to the marks of their messages: a turn may hold nothing else."""
+    media = [
+        MarkPoint(position, owner, -1 - n)
+        for n, (owner, span) in enumerate(zip(owners, spans, strict=True))
+        for position in (span.start, span.stop)
+    ]
+    return replace(marked_text, points=sorted([*marked_text.points, *media]))
 
 
 def _choose_built_in(control: Mapping[str, int]) -> str:

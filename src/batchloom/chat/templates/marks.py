@@ -1,0 +1,272 @@
+"""Marks that show where a template writes the strings and the messages of a conversation.
+
+A mark is a character of a private-use plane that neither the conversation nor the template uses. Marks are put around
+strings, and the sandbox writes them around the rounds of a loop over the messages. A template that treats the marked
+conversation like the plain one gives the same text once the marks are removed.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from batchloom.chat.templates.chat_template import REASONING_KEYS, MarkRound, RenderError
+
+# Pair k of marks: the even character opens, the next one closes.
+_PLANE_STARTS = (0xF0000, 0x100000)
+MAX_MARKS = 0x7FFE
+_PLANE_PATTERNS = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS)
+
+TOOLS_OWNER = -1
+# Owner of a round over an index or a copy of a message, until the strings in it show the message.
+_UNKNOWN_OWNER = -2
+# Values that a template branches on rather than writes.
+STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
+# Key of the marks around rounds.
+_ROUND = ""
+
+
+class MarksError(RenderError):
+    """A conversation needs more marks than there are."""
+
+
+@dataclass(slots=True)
+class Marker:
+    """Allocator of marks from one private-use plane."""
+
+    plane: int
+    # Message index (TOOLS_OWNER for the tools), key and text of each pair of marks.
+    owners: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    strings: list[str] = field(default_factory=list)
+
+    def make_pair(self, owner: int, key: str = _ROUND, string: str = "") -> tuple[str, str]:
+        """Return the next pair of marks, by default for the rounds of message ``owner``."""
+        if len(self.owners) >= MAX_MARKS:
+            raise MarksError(
+                f"it holds more than {MAX_MARKS:,} messages or other strings, the limit of one conversation; "
+                "split it into several records"
+            )
+        first = _PLANE_STARTS[self.plane] + 2 * len(self.owners)
+        self.owners.append(owner)
+        self.keys.append(key)
+        self.strings.append(string)
+        return chr(first), chr(first + 1)
+
+    def find_last(self, text: str) -> int | None:
+        """Return the position after the last mark in a text; None without a mark."""
+        *_, last = (None, *_PLANE_PATTERNS[self.plane].finditer(text))
+        return last.end() if last else None
+
+    def make_round_function(self, messages: list[dict[str, Any]]) -> MarkRound:
+        """Return the function that gives the marks of a round over one of these messages, a copy or an index."""
+        pairs = {id(message): self.make_pair(number) for number, message in enumerate(messages)}
+
+        def mark_round(item: Any) -> tuple[str, str]:
+            if id(item) in pairs:
+                return pairs[id(item)]
+            if isinstance(item, int) or (isinstance(item, dict) and "role" in item):
+                return self.make_pair(_UNKNOWN_OWNER)
+            return "", ""
+
+        return mark_round
+
+    def mark(self, text: str, owner: int, key: str) -> str:
+        """Return ``text`` marked inside its surrounding white space; blank text unchanged."""
+        core = text.strip()
+        if not core:
+            return text
+        begin, end = self.make_pair(owner, key, core)
+        offset = text.index(core)
+        return f"{text[:offset]}{begin}{core}{end}{text[offset + len(core) :]}"
+
+    def mark_all(self, value: Any, owner: int, parent_key: str) -> Any:
+        """Mark all strings of a value except keys and structural values."""
+        if isinstance(value, str):
+            return self.mark(value, owner, parent_key)
+        if isinstance(value, dict):
+            return {
+                key: item if key in STRUCTURAL_KEYS else self.mark_all(item, owner, parent_key)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.mark_all(item, owner, parent_key) for item in value]
+        return value
+
+
+def find_unused_plane(text: str) -> int | None:
+    """Return a private-use plane without a character in ``text``, or None."""
+    return next((plane for plane, pattern in enumerate(_PLANE_PATTERNS) if not pattern.search(text)), None)
+
+
+class MarkingScope(NamedTuple):
+    """Part of a conversation that is marked."""
+
+    # Role whose messages are marked; None for all roles and the tools.
+    role: str | None
+    keys: tuple[str, ...]
+
+
+# From the most informative to the least intrusive.
+MARKING_SCOPES = (
+    MarkingScope(None, ("content", *REASONING_KEYS, "tool_calls")),
+    MarkingScope("assistant", ("content", *REASONING_KEYS, "tool_calls")),
+    MarkingScope("assistant", ("content",)),
+)
+
+
+def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: MarkingScope) -> list[dict[str, Any]]:
+    """Return copies of the messages with the strings of ``scope`` marked."""
+    marked_messages = []
+    for number, message in enumerate(messages):
+        marked_message = dict(message)
+        marked_messages.append(marked_message)
+        if scope.role not in (None, message.get("role")):
+            continue
+        marked_reasoning: dict[str, Any] = {}
+        for key in scope.keys:
+            if key not in message:
+                continue
+            # The same reasoning under several names is one string.
+            reasoning = str(message[key])
+            if key in REASONING_KEYS and reasoning in marked_reasoning:
+                marked_message[key] = marked_reasoning[reasoning]
+                continue
+            marked_message[key] = marker.mark_all(message[key], number, key)
+            if key in REASONING_KEYS:
+                marked_reasoning[reasoning] = marked_message[key]
+    return marked_messages
+
+
+class MarkedSpan(NamedTuple):
+    """Text between a pair of marks, in characters.
+
+    Attributes:
+        start: offset of its first character.
+        stop: offset after its last character.
+        owner: index of the message.
+        key: key of the message's value; empty for a round.
+    """
+
+    start: int
+    stop: int
+    owner: int
+    key: str
+
+
+class MarkPoint(NamedTuple):
+    """A mark of a string in a rendered text.
+
+    Attributes:
+        position: offset of the character after it.
+        owner: index of the message.
+        pair: number of the pair of marks, one for each string.
+    """
+
+    position: int
+    owner: int
+    pair: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedText:
+    """Text rendered from a marked conversation, without the marks.
+
+    Attributes:
+        text: the text.
+        strings: complete strings, in order.
+        rounds: rounds of loops over the messages, in order of their ends.
+        points: every mark of a string, in order. A template may write a part of a string, with one mark.
+        intact: whether every mark of a string is paired and encloses its string, unchanged or as JSON.
+        missing_strings: (owner, key) of strings whose marks are both missing.
+    """
+
+    text: str
+    strings: list[MarkedSpan]
+    rounds: list[MarkedSpan]
+    points: list[MarkPoint]
+    intact: bool
+    missing_strings: set[tuple[int, str]]
+
+
+def extract_marks(text: str, marker: Marker) -> MarkedText:
+    """Remove the marks of ``marker`` from ``text`` and return their positions."""
+    chunks: list[str] = []
+    marks: list[tuple[int, int]] = []
+    length = last = 0
+    for match in _PLANE_PATTERNS[marker.plane].finditer(text):
+        chunks.append(text[last : match.start()])
+        length += match.start() - last
+        marks.append((ord(match.group()) - _PLANE_STARTS[marker.plane], length))
+        last = match.end()
+    chunks.append(text[last:])
+    plain = "".join(chunks)
+    known_marks = [(mark, position) for mark, position in marks if mark >> 1 < len(marker.owners)]
+    string_marks = [mark for mark in known_marks if marker.keys[mark[0] >> 1] != _ROUND]
+    strings = []
+    intact = len(known_marks) == len(marks)
+    index = 0
+    while index < len(string_marks):
+        mark, start = string_marks[index]
+        next_mark, stop = string_marks[index + 1] if index + 1 < len(string_marks) else (-1, 0)
+        pair = mark >> 1
+        if mark % 2 == 0 and next_mark == mark + 1:
+            strings.append(MarkedSpan(start, stop, marker.owners[pair], marker.keys[pair]))
+            intact &= _contains_string(plain[start:stop], marker.strings[pair])
+            index += 2
+        else:
+            intact = False
+            index += 1
+    present = {mark >> 1 for mark, _ in string_marks}
+    missing = {
+        (owner, key)
+        for pair, (owner, key) in enumerate(zip(marker.owners, marker.keys, strict=True))
+        if key != _ROUND and pair not in present
+    }
+    points = [MarkPoint(position, marker.owners[mark >> 1], mark >> 1) for mark, position in string_marks]
+    return MarkedText(plain, strings, _find_rounds(known_marks, marker), points, intact, missing)
+
+
+def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:
+    """Return the rounds that have text, each of a message; none if the marks of rounds are not nested.
+
+    The owner of a round over an index or a copy is the only message that has strings in it.
+    """
+    rounds: list[MarkedSpan] = []
+    others: list[MarkedSpan] = []
+    pending: list[tuple[int, int, int]] = []
+    string_owners: list[int] = []
+    for mark, position in marks:
+        owner = marker.owners[mark >> 1]
+        if marker.keys[mark >> 1] != _ROUND:
+            string_owners.append(owner)
+        elif mark % 2 == 0:
+            pending.append((mark, position, len(string_owners)))
+        elif pending and pending[-1][0] == mark - 1:
+            _, start, first = pending.pop()
+            inside = set(string_owners[first:])
+            if start == position:
+                continue
+            if owner != _UNKNOWN_OWNER:
+                rounds.append(MarkedSpan(start, position, owner, _ROUND))
+            elif len(inside) == 1:
+                others.append(MarkedSpan(start, position, inside.pop(), _ROUND))
+        else:
+            return []
+    known = {one.owner for one in rounds}
+    return [] if pending else rounds + [one for one in others if one.owner not in known]
+
+
+def _contains_string(text: str, string: str) -> bool:
+    """Return whether a template wrote a string unchanged, or as ``tojson`` escapes it."""
+    return text == string or text == json.dumps(string, ensure_ascii=False)[1:-1]
+
+
+def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:
+    """Return whether any string in ``value``, keys included, holds a match."""
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(contains_match(key, pattern) or contains_match(item, pattern) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and any(contains_match(item, pattern) for item in value)

@@ -1,0 +1,259 @@
+"""Positions of the turns in a rendered conversation, each shown by two kinds of evidence.
+
+The rounds of the template's loop over the messages give the text of each message, whatever its values are. The marks
+around strings give the text of each value that is a string, wherever the template writes it. A turn is located if both
+agree: all that the template writes of its strings is in its round, behind the header, and nothing of another message.
+The header is the generation prompt that the template writes after the messages before. Where the evidence disagrees,
+the turn is refused with the reason.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from batchloom.chat.templates.marks import MarkedSpan, MarkedText
+
+ASSISTANT = "assistant"
+_SPACE = re.compile(r"\s*")
+
+
+def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of ``tokens``, preferring the longest."""
+    longest = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
+
+
+class TurnPosition(NamedTuple):
+    """Character offsets of a turn."""
+
+    # Start of the header that the template writes before the turn.
+    head: int
+    # First character that the model writes, or that was given.
+    body: int
+    # Start and end of the stop token; both are the end of the content if there is none.
+    stop: int
+    end: int
+
+
+class TurnPositionError(Exception):
+    """The turns of a conversation cannot be located; the message says why."""
+
+
+class AnswerEnd(NamedTuple):
+    """Text that a template writes after an answer, up to the end of the message.
+
+    Attributes:
+        text: the text.
+        end: offset of the end of the stop token in it; 0 without one. White space before the token is a part of it.
+    """
+
+    text: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """What a probe shows of the text around turns.
+
+    Attributes:
+        control: pattern of the tokenizer's control tokens.
+        leads: texts before an answer, from the beginning of the message on.
+        ends: texts after an answer, those with a stop token first.
+    """
+
+    control: re.Pattern[str]
+    leads: frozenset[str] = frozenset()
+    ends: tuple[AnswerEnd, ...] = ()
+
+
+def learn_form(probe: MarkedText, roles: Sequence[str], control: re.Pattern[str]) -> TurnForm:
+    """Learn the texts after answers from a probe whose contents are complete and marked."""
+    rounds, leads, ends = _choose_rounds(probe, roles), set(), set()
+    for span in probe.strings:
+        if roles[span.owner] == ASSISTANT and span.owner in rounds:
+            leads.add(probe.text[rounds[span.owner].start : span.start])
+            text = probe.text[span.stop : rounds[span.owner].stop]
+            stop = control.search(text)
+            end = stop.end() if stop else 0
+            while stop and (following := control.match(text, end)):
+                end = following.end()
+            ends.add(AnswerEnd(text, end))
+    return TurnForm(control, frozenset(leads), tuple(sorted(ends, key=lambda one: (not one.end, -len(one.text)))))
+
+
+class _TurnSearch:
+    """Search for the turns of a conversation; see :func:`locate_turns`."""
+
+    def __init__(
+        self,
+        marked: MarkedText,
+        roles: Sequence[str],
+        form: TurnForm,
+        find_headers: Callable[[int], Iterable[str]],
+        render_last: Callable[[int], str],
+    ) -> None:
+        self._text, self._points, self._form = marked.text, marked.points, form
+        self._find_headers, self._render_last = find_headers, render_last
+        self._roles, self._rounds = roles, _choose_rounds(marked, roles)
+        self._places: dict[int, list[int]] = {}
+        for place, point in enumerate(self._points):
+            self._places.setdefault(point.owner, []).append(place)
+
+    def locate_answer(self, number: int) -> TurnPosition | None:
+        """Return the position of an assistant's turn; None if the template writes no text of it."""
+        turn, points = f"turn {number + 1}", [self._points[place] for place in self._places.get(number, ())]
+        if number not in self._rounds:
+            if points:
+                raise TurnPositionError(f"the template does not write {turn} where it loops over the messages")
+            return None
+        start, limit = self._rounds[number].start, self._rounds[number].stop
+        first = next((point.position for point in points if start <= point.position <= limit), limit)
+        body = self._find_body(number, start, first)
+        if body is None:
+            raise TurnPositionError(f"the header of {turn} differs from the template's generation prompt")
+        limit = self._find_limit(number, body, limit)
+        # The header of a tool's result may repeat the name of the call.
+        inside = [point for point in points if body <= point.position <= limit]
+        if not {point.pair for point in inside}.issuperset(point.pair for point in points):
+            raise TurnPositionError(f"the template writes {turn} in several places")
+        stop, end = self._find_stop(number, inside[-1].position if inside else body, limit)
+        return TurnPosition(start, body, stop, end)
+
+    def _find_body(self, number: int, start: int, first: int) -> int | None:
+        """Return the end of the header in a round whose first string begins at ``first``."""
+        headers = sorted(self._find_headers(number), key=len, reverse=True)
+        for header in headers:
+            if self._text.startswith(header, start, first):
+                return start + len(header)
+        # Templates write a default system message, or tools, in the round of the first message; or the beginning of a
+        # header in the round before.
+        for header in headers:
+            begin = max(0, start - len(header))
+            if header and self._text.count(header, begin, first) == 1:
+                return self._text.index(header, begin) + len(header)
+        return None
+
+    def _find_limit(self, number: int, body: int, limit: int) -> int:
+        """Return the end of a turn in its round: a template may write later messages behind it."""
+        first = bisect_right(self._points, body, key=lambda point: point.position)
+        last = bisect_left(self._points, limit, key=lambda point: point.position)
+        others = [point for point in self._points[first:last] if point.owner != number]
+        if not others:
+            return limit
+        start, written = self._rounds[number].start, self._render_last(number)
+        limit = start + len(written)
+        if not (
+            self._text.startswith(written, start)
+            and all(point.owner > number and point.position >= limit for point in others)
+        ):
+            raise TurnPositionError(f"the template writes turn {others[0].owner + 1} inside turn {number + 1}")
+        return limit
+
+    def locate_other(self, number: int) -> TurnPosition | None:
+        """Return the position of a turn that was given; None if the template writes no text of it."""
+        places, own = self._places.get(number, []), self._rounds.get(number)
+        if own is not None:
+            places = [place for place in places if own.start <= self._points[place].position <= own.stop] or places
+        if not places:
+            if own is None:
+                return None
+            stop, end = self._find_last_token(own.start, own.stop) or (own.stop, own.stop)
+            return TurnPosition(own.start, stop, stop, end)
+        last = places[0]
+        while last + 1 < len(self._points) and self._points[last + 1].owner == number:
+            last += 1
+        body, stop = self._points[places[0]].position, self._points[last].position
+        limit = self._points[last + 1].position if last + 1 < len(self._points) else len(self._text)
+        if own is not None and own.start <= stop <= own.stop:
+            span = self._find_last_token(stop, min(limit, own.stop))
+            return TurnPosition(own.start, body, *(span or (stop, stop)))
+        token = self._form.control.search(self._text, stop, limit)
+        return TurnPosition(body, body, *(token.span() if token else (stop, stop)))
+
+    def _find_stop(self, number: int, last: int, limit: int) -> tuple[int, int]:
+        """Return start and end of the stop token of an answer whose last string ends at ``last``."""
+        text, control = self._text, self._form.control
+        ending = next((one for one in self._form.ends if text.endswith(one.text, last, limit)), None)
+        begin = limit - len(ending.text) if ending else limit
+        if ending is not None and ending.end:
+            return begin, begin + ending.end
+        following = None
+        if ASSISTANT not in self._roles[number + 1 : number + 2]:
+            # The header of the next message may be the stop token, as the model writes it.
+            following = control.match(text, _skip_space(text, limit))
+        return self._find_last_token(last, limit) or (following.span() if following else (begin, begin))
+
+    def _find_last_token(self, start: int, limit: int) -> tuple[int, int] | None:
+        """Return start and end of a control token at the end of a text; white space may follow it."""
+        visible = start + len(self._text[start:limit].rstrip())
+        spans = [token.span() for token in self._form.control.finditer(self._text, start, limit)]
+        return spans[-1] if spans and spans[-1][1] == visible else None
+
+
+def _skip_space(text: str, start: int) -> int:
+    space = _SPACE.match(text, start)
+    return space.end() if space else start
+
+
+def locate_turns(
+    marked: MarkedText,
+    roles: Sequence[str],
+    form: TurnForm,
+    find_headers: Callable[[int], Iterable[str]],
+    render_last: Callable[[int], str],
+) -> list[TurnPosition | None]:
+    """Return the position of each message; None if the template writes no text of it.
+
+    Args:
+        marked: the rendered conversation.
+        roles: role of each message.
+        form: what a probe shows.
+        find_headers: returns the texts with which the template may begin the answer that is message N.
+        render_last: returns the text of message N if it is the last one.
+
+    Raises:
+        TurnPositionError: the evidence for an assistant's turn is missing or disagrees.
+    """
+    search = _TurnSearch(marked, roles, form, find_headers, render_last)
+    turns = [
+        search.locate_answer(number) if role == ASSISTANT else search.locate_other(number)
+        for number, role in enumerate(roles)
+    ]
+    previous_end = 0
+    for number, turn in sorted(enumerate(turns), key=lambda item: item[1] or (0,)):
+        if turn is not None:
+            turns[number] = turn._replace(head=max(turn.head, min(previous_end, turn.body)))
+            previous_end = max(previous_end, turn.end)
+    return turns
+
+
+def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, MarkedSpan]:
+    """Return the round in which the template writes each message.
+
+    Raises:
+        TurnPositionError: it writes an assistant's turn in several rounds.
+    """
+    rounds: dict[int, MarkedSpan] = {}
+    nested, outer_stop = [], 0
+    for one in sorted(marked.rounds, key=lambda one: (one.start, -one.stop)):
+        if one.start < outer_stop:
+            nested.append(one)
+            continue
+        outer_stop = one.stop
+        if rounds.setdefault(one.owner, one) is not one and roles[one.owner] == ASSISTANT:
+            raise TurnPositionError(f"the template writes turn {one.owner + 1} in several places")
+    # A message may be written in the round of another one alone.
+    for one in nested:
+        rounds.setdefault(one.owner, one)
+    return rounds
+
+
+def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...]:
+    """Describe whether a template omitted or reordered messages."""
+    altered: tuple[str, ...] = ("leaves out messages",) if None in turns else ()
+    positions = [turn for turn in turns if turn is not None]
+    if positions != sorted(positions):
+        altered += ("writes messages in another order",)
+    return altered
