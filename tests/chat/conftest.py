@@ -28,9 +28,9 @@ CONTROL = [
 PLAIN_ADDED = ["<think>", "</think>"]
 
 
-def save_tokenizer(tokenizer, folder, **config):
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in PLAIN_ADDED])
+def save_tokenizer(tokenizer, folder, *, control=CONTROL, plain_added=PLAIN_ADDED, **config):
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain_added])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -44,7 +44,7 @@ def save_tokenizer(tokenizer, folder, **config):
     return folder
 
 
-def make_byte_level_tokenizer(folder, normalizer=None):
+def make_byte_level_tokenizer(folder, normalizer=None, **options):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def make_byte_level_tokenizer(folder, normalizer=None):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    return save_tokenizer(tokenizer, folder)
+    return save_tokenizer(tokenizer, folder, **options)
 
 
 def make_metaspace_tokenizer(folder):

@@ -537,7 +537,7 @@ CHAT = (
     # The stop token behind an answer carries no loss, so that a model never learns to stop.
     Mutant(
         "stop-token-not-trained",
-        "chat/templates/turns.py",
+        "chat/templates/turn_positions.py",
         "return begin, begin + ending.end",
         "return begin, begin",
         ("chat/test_turns.py", "chat/test_transformers_agreement.py"),

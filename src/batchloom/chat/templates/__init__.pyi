@@ -29,4 +29,4 @@ from .trained_spans import (
     compute_weighted_spans as compute_weighted_spans,
     find_train_on_problem as find_train_on_problem,
 )
-from .turns import make_control_pattern as make_control_pattern
+from .turn_positions import make_control_pattern as make_control_pattern

@@ -302,7 +302,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return begin
 
     def _end_round(self, _: Any) -> str:
-        """Return the mark after the round that began last: the name of its item may have another value now."""
+        """Return the mark after the round that began last.
+
+        It ignores the item: the template may have given its name another value.
+        """
         return self._round_ends.pop() if self._mark_round else ""
 
     def _write(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Marks that show where a template writes the strings and the messages of a conversation.
+"""Marks that show where a template writes strings and messages.
 
 A mark is a character of a private-use plane that neither the conversation nor the template uses. Marks are put around
 strings, and the sandbox writes them around the rounds of a loop over the messages. A template that treats the marked
@@ -60,7 +60,10 @@ class Marker:
         return last.end() if last else None
 
     def make_round_function(self, messages: list[dict[str, Any]]) -> MarkRound:
-        """Return the function that gives the marks of a round over one of these messages, a copy or an index."""
+        """Return the function that gives the marks of a round over the messages.
+
+        A template may also loop over copies of them, or over indices.
+        """
         pairs = {id(message): self.make_pair(number) for number, message in enumerate(messages)}
 
         def mark_round(item: Any) -> tuple[str, str]:
@@ -229,7 +232,7 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
 
 
 def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:
-    """Return the rounds that have text, each of a message; none if the marks of rounds are not nested.
+    """Return the rounds that have text; none if their marks are not nested.
 
     The owner of a round over an index or a copy is the only message that has strings in it.
     """

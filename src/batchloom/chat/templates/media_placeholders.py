@@ -1,4 +1,4 @@
-"""Media in a conversation: the form in which a template accepts them, and the text that it writes for each."""
+"""Forms in which templates accept media, and the text that they write for each."""
 
 import re
 from collections.abc import Mapping, Sequence

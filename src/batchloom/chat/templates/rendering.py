@@ -47,7 +47,7 @@ from batchloom.chat.templates.media_placeholders import (
     list_media_owners,
 )
 from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
-from batchloom.chat.templates.turns import (
+from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     TurnForm,
     TurnPosition,
@@ -527,7 +527,10 @@ class _TemplateRenderer:
         return headers
 
     def _iter_shared_headers(self, prompt: str) -> Iterator[str]:
-        """Yield what a generation prompt and an answer share, if they go on with white space or an added token."""
+        """Yield what a generation prompt and an answer share.
+
+        After it both end, or go on with white space or an added token.
+        """
         for lead in self.form.leads:
             shared = os.path.commonprefix([prompt, lead])  # noqa: RUF071 - of characters
             rests = (prompt[len(shared) :], lead[len(shared) :])

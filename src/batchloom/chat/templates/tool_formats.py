@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from batchloom.chat.templates.chat_template import RenderError
-from batchloom.chat.templates.turns import ASSISTANT
+from batchloom.chat.templates.turn_positions import ASSISTANT
 from batchloom.core.document import Conversation, TrainFlag
 from batchloom.core.errors import TemplateError
 from batchloom.core.wording import describe_json_type

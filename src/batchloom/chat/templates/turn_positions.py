@@ -1,10 +1,10 @@
-"""Positions of the turns in a rendered conversation, each shown by two kinds of evidence.
+"""Positions of the turns in a rendered conversation.
 
-The rounds of the template's loop over the messages give the text of each message, whatever its values are. The marks
-around strings give the text of each value that is a string, wherever the template writes it. A turn is located if both
-agree: all that the template writes of its strings is in its round, behind the header, and nothing of another message.
-The header is the generation prompt that the template writes after the messages before. Where the evidence disagrees,
-the turn is refused with the reason.
+Two kinds of evidence show each turn. The rounds of the template's loop over the messages give the text of each message,
+whatever its values are. The marks around strings give the text of each value that is a string, wherever the template
+writes it. A turn is located if both agree: all that the template writes of its strings is in its round, behind the
+header, and nothing of another message. The header is the generation prompt that the template writes after the messages
+before. Where the evidence disagrees, the turn is refused with the reason.
 """
 
 import re
@@ -55,7 +55,7 @@ class AnswerEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """What a probe shows of the text around turns.
+    """Form of the text around turns, as a probe shows it.
 
     Attributes:
         control: pattern of the tokenizer's control tokens.
@@ -69,7 +69,7 @@ class TurnForm:
 
 
 def learn_form(probe: MarkedText, roles: Sequence[str], control: re.Pattern[str]) -> TurnForm:
-    """Learn the texts after answers from a probe whose contents are complete and marked."""
+    """Learn the texts around answers from a probe with complete, marked contents."""
     rounds, leads, ends = _choose_rounds(probe, roles), set(), set()
     for span in probe.strings:
         if roles[span.owner] == ASSISTANT and span.owner in rounds:
@@ -102,7 +102,7 @@ class _TurnSearch:
             self._places.setdefault(point.owner, []).append(place)
 
     def locate_answer(self, number: int) -> TurnPosition | None:
-        """Return the position of an assistant's turn; None if the template writes no text of it."""
+        """Return the position of an assistant's turn; None if nothing of it is written."""
         turn, points = f"turn {number + 1}", [self._points[place] for place in self._places.get(number, ())]
         if number not in self._rounds:
             if points:
@@ -136,7 +136,7 @@ class _TurnSearch:
         return None
 
     def _find_limit(self, number: int, body: int, limit: int) -> int:
-        """Return the end of a turn in its round: a template may write later messages behind it."""
+        """Return the end of a turn in its round; later messages may be behind it."""
         first = bisect_right(self._points, body, key=lambda point: point.position)
         last = bisect_left(self._points, limit, key=lambda point: point.position)
         others = [point for point in self._points[first:last] if point.owner != number]
@@ -152,7 +152,7 @@ class _TurnSearch:
         return limit
 
     def locate_other(self, number: int) -> TurnPosition | None:
-        """Return the position of a turn that was given; None if the template writes no text of it."""
+        """Return the position of a given turn; None if nothing of it is written."""
         places, own = self._places.get(number, []), self._rounds.get(number)
         if own is not None:
             places = [place for place in places if own.start <= self._points[place].position <= own.stop] or places
@@ -173,7 +173,7 @@ class _TurnSearch:
         return TurnPosition(body, body, *(token.span() if token else (stop, stop)))
 
     def _find_stop(self, number: int, last: int, limit: int) -> tuple[int, int]:
-        """Return start and end of the stop token of an answer whose last string ends at ``last``."""
+        """Return start and end of the stop token after an answer's last string."""
         text, control = self._text, self._form.control
         ending = next((one for one in self._form.ends if text.endswith(one.text, last, limit)), None)
         begin = limit - len(ending.text) if ending else limit
@@ -186,7 +186,7 @@ class _TurnSearch:
         return self._find_last_token(last, limit) or (following.span() if following else (begin, begin))
 
     def _find_last_token(self, start: int, limit: int) -> tuple[int, int] | None:
-        """Return start and end of a control token at the end of a text; white space may follow it."""
+        """Return start and end of a control token that only white space follows."""
         visible = start + len(self._text[start:limit].rstrip())
         spans = [token.span() for token in self._form.control.finditer(self._text, start, limit)]
         return spans[-1] if spans and spans[-1][1] == visible else None
