@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
+from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
@@ -181,3 +182,57 @@ def _find_words(text):
 def test_a_turn_of_a_template_without_marks_is_as_read_by_hand(make_encoder, name):
     trained = list_trained_texts(make_encoder(name), list(CASES.values()))
     assert dict(zip(CASES, trained, strict=True)) == json.loads(CHECKED.read_text())[name]
+
+
+PARTS = [
+    {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+    {"role": "user", "content": [{"type": "text", "text": "Where is "}, {"type": "text", "text": "Oslo?"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "In Norway."}]},
+]
+AS_STRINGS = [{**turn, "content": "".join(part["text"] for part in turn["content"])} for turn in PARTS]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "glm4moe", "qwen3_vl", "smolvlm"])
+def test_text_parts_are_written_as_one_text(make_encoder, name):
+    """Templates that take only strings, only parts, or both."""
+    encoder = make_encoder(name)
+    parts, strings = (
+        encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True)) for turns in (PARTS, AS_STRINGS)
+    )
+    assert parts.ids.tolist() == strings.ids.tolist()
+    assert parts.mask.tolist() == strings.mask.tolist()
+    assert "Where is Oslo?" in encoder.tokenizer.decode(parts.ids)
+    is_joined = name in ("qwen3", "llama3_1")
+    assert any("text parts" in change for change in parts.altered) == is_joined
+
+
+def test_a_tool_without_a_type_is_a_function(make_encoder):
+    """Published templates read ``tool.function``; transformers renders such a list as it is, or fails."""
+    bare = [TOOLS[0]["function"]]
+    messages, _ = CASES["call alone"]
+    for name in ("gptoss", "qwen3", "muse_glimmer"):
+        encoder = make_encoder(name)
+        wrapped, unwrapped = (
+            encode_conversations([Conversation(messages, tools)], encoder, ChatRecipe(prove=True))
+            for tools in (TOOLS, bare)
+        )
+        assert wrapped.ids.tolist() == unwrapped.ids.tolist()
+        assert not wrapped.altered
+        assert any("tools without a type" in change for change in unwrapped.altered)
+
+
+def test_a_thought_before_a_call_is_trained(make_encoder):
+    """LLaMA-Factory accepts it in the text of a ``function_call``."""
+    call = '<think>\nLook it up.\n</think>\n\n{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    turns = [
+        {"from": "human", "value": "Oslo?"},
+        {"from": "function_call", "value": call},
+        {"from": "observation", "value": "7 degrees"},
+        {"from": "gpt", "value": "Cold."},
+    ]
+    record = {"conversations": turns}
+    messages = make_record_reader(detect_schema([record], None))(record).messages
+    separate, _ = CASES["thought before a call"]
+    separate = [{**turn, "reasoning_content": None} if turn["content"] == "Cold." else turn for turn in separate]
+    encoder = make_encoder("qwen3")
+    assert list_trained_texts(encoder, [(messages, TOOLS)]) == list_trained_texts(encoder, [(separate, TOOLS)])

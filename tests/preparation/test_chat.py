@@ -428,7 +428,9 @@ def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
         assert trained_text(store, number) == (f"<tool_call>\n{call}\n</tool_call><|endoftext|>{answer}")
         assert trained_text(store, 10 + number) == answer
         assert f"Tool:\n[{2 * number}]\n\n" in store[number].text
-        assert store[number].text.startswith('Tools:\n{"name": "add"}\n\n') is bool(tools)
+        # A tool without a type is a function.
+        tool_line = 'Tools:\n{"type": "function", "function": {"name": "add"}}\n\n'
+        assert store[number].text.startswith(tool_line) is bool(tools)
 
 
 def test_flags_that_leave_nothing_to_train_are_named(tmp_path):

@@ -5,6 +5,7 @@ Messages stay unchanged, except that ShareGPT's two keys get the names that chat
 LLaMA-Factory, axolotl and ms-swift.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ ROLE_BY_SENDER = {
 }
 # Roles of a turn that the model answers.
 ASKING_ROLES = ("user", "tool")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _MAX_DEPTH = 100
 # White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
@@ -176,7 +178,9 @@ def _merge_calls(turns: Turns, call_numbers: list[int], column: str) -> Turns:
     flags: list[TrainFlag] = []
     all_flags = turns[1] or [None] * len(turns[0])
     for number, (message, flag) in enumerate(zip(turns[0], all_flags, strict=True)):
-        if number not in call_numbers or not messages or messages[-1]["role"] != "assistant":
+        follows_answer = messages and messages[-1]["role"] == "assistant"
+        # A call with a thought is a turn of its own.
+        if number not in call_numbers or not follows_answer or message["content"]:
             messages.append(message)
             flags.append(flag)
             continue
@@ -384,8 +388,12 @@ def _convert_sender(message: Message, role_key: str, field_path: str) -> Message
     other_fields = {key: value for key, value in message.items() if key not in _MESSAGE_KEYS}
     value = message.get(value_key)
     if sender in _CALL_ROLES:
-        calls = _parse_function_calls(value, f"{field_path}.{value_key}")
-        return {"role": "assistant", "content": "", **other_fields, "tool_calls": calls}
+        # LLaMA-Factory writes a thought before the call, and the text is what its templates write.
+        thought = _THOUGHT.match(value) if isinstance(value, str) else None
+        content = thought.group() if thought else ""
+        call_text = value[len(content) :] if isinstance(value, str) else value
+        calls = _parse_function_calls(call_text, f"{field_path}.{value_key}")
+        return {"role": "assistant", "content": content, **other_fields, "tool_calls": calls}
     return {"role": ROLE_BY_SENDER[sender], **other_fields, "content": value}
 
 

@@ -23,6 +23,7 @@ TOOLS_OWNER = -1
 _UNKNOWN_OWNER = -2
 # Values that a template branches on rather than writes.
 STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
+_THOUGHT_TAGS = re.compile("(</?think>)")
 # Key of the marks around rounds.
 _ROUND = ""
 
@@ -76,9 +77,17 @@ class Marker:
         return mark_round
 
     def mark(self, text: str, owner: int, key: str) -> str:
-        """Return ``text`` marked inside its surrounding white space; blank text unchanged."""
+        """Return ``text`` marked inside its surrounding white space; blank text unchanged.
+
+        Templates split a content at the tags of a thought, so its parts are marked like texts of their own.
+        """
+        if "think>" in text:
+            return "".join(self._mark_part(part, owner, key) for part in _THOUGHT_TAGS.split(text))
+        return self._mark_part(text, owner, key)
+
+    def _mark_part(self, text: str, owner: int, key: str) -> str:
         core = text.strip()
-        if not core:
+        if not core or _THOUGHT_TAGS.fullmatch(core):
             return text
         begin, end = self.make_pair(owner, key, core)
         offset = text.index(core)

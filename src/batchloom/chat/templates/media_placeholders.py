@@ -1,9 +1,9 @@
 """Forms in which templates accept media, and the text that they write for each."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
 from batchloom.chat.templates.marks import contains_match
@@ -30,13 +30,20 @@ PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
 
 
 @dataclass(frozen=True, slots=True)
-class MediaStyle:
-    """Form in which a template accepts media."""
+class ContentStyle:
+    """Form in which a template accepts contents.
 
-    # Kinds whose parts become placeholders; others are put into contents as strings.
+    Attributes:
+        typed: kinds of media whose parts become placeholders; others are put into contents as strings.
+        texts: form of texts: strings, lists of parts, or any.
+    """
+
     typed: frozenset[MediumKind] = frozenset()
-    # Whether contents must be lists of parts, never strings.
-    listed: bool = False
+    texts: Literal["strings", "parts", "any"] = "any"
+
+
+# Change of contents for a template that takes texts as strings alone.
+JOINED_PARTS = "takes texts as strings, and gets the text parts of a content joined"
 
 
 class PlaceholderSpan(NamedTuple):
@@ -55,62 +62,80 @@ class PlaceholderSpan(NamedTuple):
     typed: bool
 
 
-def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> MediaStyle:
-    """Detect how a template accepts media, by rendering probes."""
-    text_parts = [{"type": "text", "text": "y"}]
-    listed = "y" in _render_answer(template, text_parts) and "y" not in _render_answer(template, "y")
-    answer: Any = text_parts if listed else "y"
+# Texts of a probe, which no template changes.
+_SYSTEM, _QUESTION, _ANSWER = "1701", "2803", "3907"
+
+
+def detect_content_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> ContentStyle:
+    """Detect how a template accepts contents, by rendering probes."""
+    as_strings, as_parts = (_render_probe(template, form) for form in (str, _make_parts))
+    if as_strings == as_parts:
+        texts: Literal["strings", "parts", "any"] = "any"
+    elif _QUESTION in as_strings and _ANSWER in as_strings:
+        texts = "strings"
+    else:
+        texts = "parts" if _QUESTION in as_parts and _ANSWER in as_parts else "any"
+    form = _make_parts if texts == "parts" else str
     typed = set()
     for kind, placeholder_format in placeholder_formats.items():
-        user_content = [{"type": kind}, {"type": "text", "text": "x"}]
-        output = _try_render(template, user_content, answer)
-        if output.count(placeholder_format.placeholder) == 1 and "x" in output and "y" in output:
+        output = _render_probe(template, form, {"type": kind})
+        placeholders = output.count(placeholder_format.placeholder)
+        if placeholders == 1 and _QUESTION in output and _ANSWER in output:
             typed.add(kind)
-    return MediaStyle(frozenset(typed), listed)
+    return ContentStyle(frozenset(typed), texts)
 
 
-def _render_answer(template: ChatTemplate, answer: Any) -> str:
-    """Return the output for an answer; "" if an empty answer renders the same."""
-    user_content: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
-    output = _try_render(template, user_content, answer)
-    return output if output != _try_render(template, user_content, "") else ""
+def _make_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
-def _try_render(template: ChatTemplate, user_content: Any, answer: Any) -> str:
-    messages = [{"role": "user", "content": user_content}, {"role": "assistant", "content": answer}]
-    try:
-        return template.render(messages).text
-    except RenderError:
-        return ""
+def _render_probe(template: ChatTemplate, form: Callable[[str], Any], medium: dict[str, str] | None = None) -> str:
+    """Render a question, with a medium or a system turn that the template takes."""
+    question = form(_QUESTION) if medium is None else [medium, *_make_parts(_QUESTION)]
+    pair = [{"role": "user", "content": question}, {"role": "assistant", "content": form(_ANSWER)}]
+    system = [] if medium else [{"role": "system", "content": form(_SYSTEM)}]
+    for messages in ([*system, *pair], pair):
+        try:
+            return template.render(messages).text
+        except RenderError:
+            continue
+    return ""
 
 
-def convert_media_messages(messages: list[dict[str, Any]], media_style: MediaStyle) -> tuple[list[dict[str, Any]], str]:
-    """Convert messages to a template's media style; also return the mark of a medium.
+def convert_contents(
+    messages: list[dict[str, Any]], style: ContentStyle
+) -> tuple[list[dict[str, Any]], str, tuple[str, ...]]:
+    """Convert contents to a template's style.
+
+    Returns the messages, the mark of a medium that is put into a string, and what was changed, in words.
 
     Raises:
         RenderError: the messages use every candidate mark.
     """
     mark = _choose_unused_mark(messages)
-    return [_convert_media_message(message, media_style, mark) for message in messages], mark
+    converted = [_convert_message(message, style, mark) for message in messages]
+    is_joined = any(
+        isinstance(before.get("content"), list) and isinstance(after.get("content"), str)
+        for before, after in zip(messages, converted, strict=True)
+    )
+    return converted, mark, (JOINED_PARTS,) if is_joined else ()
 
 
-def _convert_media_message(message: dict[str, Any], media_style: MediaStyle, mark: str) -> dict[str, Any]:
+def _convert_message(message: dict[str, Any], style: ContentStyle, mark: str) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
-        if media_style.listed:
-            return {**message, "content": [{"type": "text", "text": content}]}
+        return {**message, "content": _make_parts(content)} if style.texts == "parts" else message
+    if not isinstance(content, list):
         return message
-    if not isinstance(content, list) or all(
-        part.get("type") == "text" or part.get("type") in media_style.typed for part in content
-    ):
-        return message
-    texts = [
-        part if part.get("type") in media_style.typed else {"type": "text", "text": part.get("text", mark)}
+    parts = [
+        part if part.get("type") in ("text", *style.typed) else {"type": "text", "text": part.get("text", mark)}
         for part in content
     ]
-    if all(part["type"] == "text" for part in texts) and not media_style.listed:
-        return {**message, "content": "".join(part["text"] for part in texts)}
-    return {**message, "content": texts}
+    is_text = all(part["type"] == "text" for part in parts)
+    if is_text and (style.texts == "strings" or (style.texts == "any" and parts != content)):
+        # As templates write them that take parts.
+        return {**message, "content": "".join(part["text"] for part in parts)}
+    return {**message, "content": parts}
 
 
 def _choose_unused_mark(messages: list[dict[str, Any]]) -> str:
@@ -126,7 +151,7 @@ def find_placeholder_spans(
     kinds: Sequence[MediumKind],
     mark: str,
     placeholder_formats: PlaceholderFormats,
-    media_style: MediaStyle,
+    style: ContentStyle,
 ) -> list[PlaceholderSpan]:
     """Locate the text that a template wrote for each medium.
 
@@ -138,10 +163,10 @@ def find_placeholder_spans(
     spans = [
         PlaceholderSpan(position, position + len(placeholder_formats[kind].placeholder), kind, typed=True)
         for position in control
-        for kind in media_style.typed
+        for kind in style.typed
         if text.startswith(placeholder_formats[kind].placeholder, position)
     ]
-    strings = [kind for kind in kinds if kind not in media_style.typed]
+    strings = [kind for kind in kinds if kind not in style.typed]
     marks = [match.start() for match in re.finditer(re.escape(mark), text)] if strings else []
     if len(marks) != len(strings):
         raise RenderError(_describe_wrong_count(strings, len(marks)))

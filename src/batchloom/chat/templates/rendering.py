@@ -41,8 +41,8 @@ from batchloom.chat.templates.marks import (
 from batchloom.chat.templates.media_placeholders import (
     PlaceholderFormats,
     PlaceholderSpan,
-    convert_media_messages,
-    detect_media_style,
+    convert_contents,
+    detect_content_style,
     find_placeholder_spans,
     list_media_owners,
 )
@@ -345,7 +345,7 @@ class ConversationRenderer:
                 f"template {self.name} writes no control token after an assistant turn: a model will not learn to stop"
             )
         for kind in self._plain.placeholder_formats:
-            if kind not in self._plain.media_style.typed:
+            if kind not in self._plain.content_style.typed:
                 alone = self._plain.placeholder_formats[kind].fallback_text
                 notes.append(f"template {self.name} has no {kind} placeholder: {alone!r} is written in its place")
         return tuple(notes)
@@ -446,7 +446,7 @@ class _TemplateRenderer:
         self.template, self.pattern, self.added_pattern = template, pattern, added_pattern
         self.placeholder_formats, self.built_in = placeholder_formats, built_in
         self.inserts_contents = inserts_contents
-        self.media_style = detect_media_style(template, placeholder_formats)
+        self.content_style = detect_content_style(template, placeholder_formats)
         self._base_template = template
         self._headers: dict[Any, set[str]] = {}
         self.form, self.learns_to_stop = TurnForm(pattern), False
@@ -459,7 +459,7 @@ class _TemplateRenderer:
             return self
         renderer = copy.copy(self)
         renderer.template = self.template.with_arguments(arguments)
-        renderer.media_style = detect_media_style(renderer.template, self.placeholder_formats)
+        renderer.content_style = detect_content_style(renderer.template, self.placeholder_formats)
         renderer._headers, renderer.skeletons = {}, {}  # noqa: SLF001 - a copy of this renderer
         renderer._learn_form()  # noqa: SLF001
         return renderer
@@ -564,19 +564,29 @@ class _TemplateRenderer:
         return max(texts, key=len, default="")
 
     def _make_probe(self, shape: ConversationShape) -> list[dict[str, Any]]:
-        return convert_media_messages(make_probe(shape), self.media_style)[0]
+        return convert_contents(make_probe(shape), self.content_style)[0]
 
     def _render_marked_probe(self, shape: ConversationShape) -> MarkedText:
         return self._render_with_marks(self._make_probe(shape), None, Marker(0), MARKING_SCOPES[0], prompt=False)
 
     def render(self, conversation: Conversation) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
-        source_messages, media = conversation.messages, _ConversationMedia([], [], "")
-        if conversation.media or self.media_style.listed:
+        messages, media = conversation.messages, _ConversationMedia([], [], "")
+        changes: tuple[str, ...] = ()
+        if self.content_style.texts == "parts" or any(isinstance(one.get("content"), list) for one in messages):
             kinds = [medium.kind for medium in conversation.media]
-            owners = list_media_owners(source_messages, self.placeholder_formats)
-            source_messages, mark = convert_media_messages(source_messages, self.media_style)
+            owners = list_media_owners(messages, self.placeholder_formats)
+            messages, mark, changes = convert_contents(messages, self.content_style)
             media = _ConversationMedia(kinds, owners, mark)
+        if conversation.tools and any(_is_bare_tool(tool) for tool in conversation.tools):
+            changes += ("reads tools as functions, and gets tools without a type wrapped as such",)
+            conversation = replace(conversation, tools=list(map(_wrap_tool, conversation.tools)))
+        rendered = self._render_converted(conversation, messages, media)
+        return rendered._replace(altered=(*rendered.altered, *changes)) if changes else rendered
+
+    def _render_converted(
+        self, conversation: Conversation, source_messages: list[dict[str, Any]], media: _ConversationMedia
+    ) -> ConversationText:
         messages = list(map(normalize_message, source_messages))
         tools, prompt = conversation.tools or None, conversation.is_prompt
         # A skeleton has neither the beginning of an answer nor the positions of contents.
@@ -604,7 +614,7 @@ class _TemplateRenderer:
         if not media.kinds:
             return ()
         return tuple(
-            find_placeholder_spans(text, control, media.kinds, media.mark, self.placeholder_formats, self.media_style)
+            find_placeholder_spans(text, control, media.kinds, media.mark, self.placeholder_formats, self.content_style)
         )
 
     def _fill_skeleton(self, messages: list[dict[str, Any]]) -> ConversationText | None:
@@ -775,6 +785,14 @@ def _add_media_points(marked_text: MarkedText, spans: Sequence[PlaceholderSpan],
         for position in (span.start, span.stop)
     ]
     return replace(marked_text, points=sorted([*marked_text.points, *media]))
+
+
+def _is_bare_tool(tool: Any) -> bool:
+    return isinstance(tool, dict) and "name" in tool and tool.keys().isdisjoint(("function", "type"))
+
+
+def _wrap_tool(tool: Any) -> Any:
+    return {"type": "function", "function": tool} if _is_bare_tool(tool) else tool
 
 
 def _choose_built_in(control: Mapping[str, int]) -> str:
