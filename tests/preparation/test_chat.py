@@ -438,3 +438,30 @@ def test_flags_that_leave_nothing_to_train_are_named(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 6)
     with pytest.raises(InputError, match=r"6 nothing to train.*--train-on, flags of messages, weights of 0"):
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "o", tokenizer="bytes")
+
+
+def make_called(arguments):
+    call = {"type": "function", "function": {"name": "find", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Find it."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
+def test_nulls_that_arrow_adds_are_removed_and_those_of_json_stay(tmp_path):
+    """Arrow gives all objects of a column the keys of each of them."""
+    given = [{"city": "Oslo"}, {"name": "x", "size": 3}]
+    tools = [[{"type": "function", "function": {"name": "find", "parameters": values}}] for values in given]
+    rows = [{"messages": make_called(values), "tools": tool} for values, tool in zip(given, tools, strict=True)]
+    table = pa.Table.from_pylist(rows)
+    call = table.to_pylist()[0]["messages"][1]["tool_calls"][0]
+    assert call["function"]["arguments"] == {"city": "Oslo", "name": None, "size": None}
+    write_table(tmp_path / "in.parquet", table)
+    settings = {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
+    from_table = batchloom.open_store(batchloom.prepare(tmp_path / "in.parquet", out=tmp_path / "t", **settings).path)
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    from_json = batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "j", **settings).path)
+    assert [document.text for document in from_table] == [document.text for document in from_json]
+    write_jsonl(tmp_path / "null.jsonl", [{"messages": make_called({"city": None})}])
+    store = batchloom.open_store(batchloom.prepare(tmp_path / "null.jsonl", out=tmp_path / "n", **settings).path)
+    assert '"arguments": {"city": null}' in store[0].text

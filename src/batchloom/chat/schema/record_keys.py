@@ -417,6 +417,16 @@ def list_template_arguments(records: Iterable[Row], schema: Schema) -> dict[str,
 TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
 
 
+def remove_nulls(value: Any) -> Any:
+    """Return a nested value without keys of null values, as TRL does.
+
+    Arrow gives all objects of a column the keys of each of them.
+    """
+    if isinstance(value, dict):
+        return {key: remove_nulls(item) for key, item in value.items() if item is not None}
+    return [remove_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def list_messages(value: object) -> list[dict[str, Any]]:
     """Return the messages of a column: a list, a single one, or JSON text of a list."""
     if isinstance(value, str):

@@ -17,6 +17,7 @@ from batchloom.chat.schema.record_keys import (
     check_keys,
     drop_keys,
     list_messages,
+    remove_nulls,
     rename_messages,
     unsupported_columns,
 )
@@ -117,7 +118,12 @@ ConversationReader = Callable[[Row], Conversation]
 
 
 def make_record_reader(
-    schema: Schema, *, media: bool = False, has_text_numbers: bool = False, default_system: str | None = None
+    schema: Schema,
+    *,
+    media: bool = False,
+    has_text_numbers: bool = False,
+    has_inserted_nulls: bool = False,
+    default_system: str | None = None,
 ) -> RecordReader:
     """Return the record parser of a schema.
 
@@ -130,9 +136,16 @@ def make_record_reader(
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
         has_text_numbers: whether the source writes numbers as text, as CSV does.
+        has_inserted_nulls: whether the source adds null values to messages and tools, as Arrow does.
         default_system: system prompt of conversations that have none; None adds none.
     """
-    return SchemaReader(schema, media=media, has_text_numbers=has_text_numbers, default_system=default_system).read
+    return SchemaReader(
+        schema,
+        media=media,
+        has_text_numbers=has_text_numbers,
+        has_inserted_nulls=has_inserted_nulls,
+        default_system=default_system,
+    ).read
 
 
 @final
@@ -153,7 +166,13 @@ class SchemaReader:
     """Reader of the records of one schema."""
 
     def __init__(
-        self, schema: Schema, *, media: bool, has_text_numbers: bool = False, default_system: str | None = None
+        self,
+        schema: Schema,
+        *,
+        media: bool,
+        has_text_numbers: bool = False,
+        has_inserted_nulls: bool = False,
+        default_system: str | None = None,
     ) -> None:
         self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
         self._default_system = default_system
@@ -172,6 +191,8 @@ class SchemaReader:
         self._unsupported = unsupported_columns(schema)
         self._refused_columns = frozenset((*self._late, *self._unsupported))
         self._turn_columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+        nested_columns = top_level_columns((*self._turn_columns, *self._tools.names))
+        self._null_columns = nested_columns if has_inserted_nulls else frozenset()
         read_conversation = self._read_labelled if "label" in schema.columns else self._read_conversation
         readers: dict[SchemaForm, RecordReader] = {
             "text": self._read_text,
@@ -194,6 +215,8 @@ class SchemaReader:
 
     def read(self, row: Row) -> ParsedRecord:
         """Parse a record; see :func:`make_record_reader`."""
+        if self._null_columns:
+            row = {name: remove_nulls(value) if name in self._null_columns else value for name, value in row.items()}
         if self._schema.ignored:
             row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._segments.names))
         if self._schema.names is not None:

@@ -347,11 +347,18 @@ def make_record_parser(
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")
+    is_table = source.kind in ("parquet", "arrow", "hf_dataset")
     if schema.kind in ("preference", "prompt", "steps"):
-        record_parser = _make_objective_parser(source, rows, rules, schema, chat, media=inspector is not None)
+        record_parser = _make_objective_parser(
+            source, rows, rules, schema, chat, media=inspector is not None, is_table=is_table
+        )
     elif schema.kind == "conversation":
         record_reader = make_record_reader(
-            schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
+            schema,
+            media=inspector is not None,
+            has_text_numbers=is_csv,
+            has_inserted_nulls=is_table,
+            default_system=chat.default_system,
         )
         chat = chat.resolve_train_on(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
@@ -474,9 +481,13 @@ def _make_objective_parser(
     chat: ChatRecipe,
     *,
     media: bool,
+    is_table: bool,
 ) -> RecordParser:
     record_reader = make_record_reader(
-        schema, media=media and schema.kind == "preference", default_system=chat.default_system
+        schema,
+        media=media and schema.kind == "preference",
+        has_inserted_nulls=is_table,
+        default_system=chat.default_system,
     )
     if schema.kind != "preference":
         record_kind: RecordKind = "prompts" if schema.kind == "prompt" else "steps"
