@@ -464,7 +464,7 @@ def test_a_token_across_the_end_of_a_range_needs_two_characters_of_it(tokenizers
 
 def test_contents_that_a_template_changes_have_no_ranges(tokenizers, tmp_path):
     path = tmp_path / "template.jinja"
-    path.write_text(CHATML.replace("m.content", "m.content | upper"))
+    path.write_text(CHATML.replace("m.content", "(m.content | upper if m.role == 'assistant' else m.content)"))
     encoder = ChatEncoder(tokenizers["bytes"], str(path))
     message = assistant("lazy dog", train_detail=[detail(0, 3, train=True)])
     made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRecipe())

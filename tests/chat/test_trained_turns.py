@@ -236,3 +236,21 @@ def test_a_thought_before_a_call_is_trained(make_encoder):
     separate = [{**turn, "reasoning_content": None} if turn["content"] == "Cold." else turn for turn in separate]
     encoder = make_encoder("qwen3")
     assert list_trained_texts(encoder, [(messages, TOOLS)]) == list_trained_texts(encoder, [(separate, TOOLS)])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("'-'", "leaves out content of turn 3"),
+        ("m.content | upper", "changes content of turn 1"),
+        ("m.content[:3]", "changes content of turn 1"),
+    ],
+)
+def test_a_user_that_a_template_does_not_quote_is_a_fault(tokenizer, tmp_path, content, reason):
+    """An answer to another question would be trained."""
+    text = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
+    condition = "loop.index != 3" if "-" in content else "m.role != 'user'"
+    (tmp_path / "t.jinja").write_text(text.replace("CONTENT", f"m.content if {condition} else {content}"))
+    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    [result] = list_trained_texts(encoder, [CASES["several turns"]])
+    assert reason in result

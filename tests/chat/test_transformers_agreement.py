@@ -49,7 +49,11 @@ def encode(encoder, turns, **rules):
 @given(turns=messages(GENTLE))
 def test_ids_are_those_of_apply_chat_template(encoders, hf_tokenizers, name, template, turns):
     encoded, ids, _ = encode(encoders[name, template], turns, train_on="all")
-    assert not encoded.faults
+    # The template for thoughts cuts what a user says at the end of a thought.
+    is_cut = template == "thinking" and any("</think>" in turn["content"] for turn in turns if turn["role"] == "user")
+    assert bool(encoded.faults) <= is_cut
+    if encoded.faults:
+        return
     expected = hf_tokenizers[name].apply_chat_template(turns, chat_template=TEMPLATES[template], return_dict=True)
     assert ids == expected["input_ids"]
 

@@ -137,6 +137,7 @@ def test_turns_are_found_without_marks_or_reported(make_encoder, template, token
                 "marked contents",
                 "private-use",
                 "leaves it out",
+                "on which the answers depend",
             )
         )
         return

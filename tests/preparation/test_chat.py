@@ -359,7 +359,11 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
 @pytest.mark.parametrize(
     ("messages", "content", "message"),
     [
-        ("messages", "m.content | upper", "changes contents or leaves out parts of them"),
+        (
+            "messages",
+            "(m.content | upper if m.role != 'user' else m.content)",
+            "changes contents or leaves out parts of them",
+        ),
         ("messages", "m.content | trim", "strips white space around contents"),
         ("messages[-2:] + messages[:-2]", "m.content", "writes messages in another order"),
         ("messages if m.role != 'system'", "m.content", "leaves out messages"),

@@ -73,6 +73,7 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
+_OBJECT_PATTERN = re.compile(r"\s*\{\s*\"")
 _MEDIA_COLUMNS = frozenset(name for names in MEDIA_COLUMNS.values() for name in names)
 _LEADING_ROLES = ("system", "developer")
 # The name under which a prompt carries its messages.
@@ -404,6 +405,8 @@ class SchemaReader:
         turns_only = names[0] in TURN_COLUMNS
         if not self._prompt.names and isinstance(good, str) and isinstance(bad, str) and not turns_only:
             pair = require_text(row, self._chosen, good), require_text(row, self._rejected, bad)
+            for name, text in zip(names, pair, strict=True):
+                _refuse_object_text(text, name)
             if good.lstrip()[0] != bad.lstrip()[0]:
                 raise _missing_prompt_error(names)
             return PreferencePair(*pair)
@@ -585,6 +588,19 @@ def parse_messages(value: Any) -> Any:
         for message in messages
     )
     return messages if well_formed else value
+
+
+def _refuse_object_text(text: str, column: str) -> None:
+    """Refuse JSON text of an object with messages, which would be trained as it is."""
+    if not _OBJECT_PATTERN.match(text):
+        return
+    with suppress(orjson.JSONDecodeError):
+        value = orjson.loads(text)
+        if isinstance(value, dict) and isinstance(value.get("messages"), list):
+            raise UnusableRecordError(
+                f"column {column!r} holds the JSON text of an object with {', '.join(map(str, value))}: write its "
+                f"messages in column {column!r}, and its tools in a column of their own"
+            )
 
 
 def parse_json_messages(row: Row, required_columns: tuple[str, ...], optional_column: str = "") -> Row:

@@ -192,6 +192,7 @@ class MarkedText:
         points: every mark of a string, in order. A template may write a part of a string, with one mark.
         intact: whether every mark of a string is paired and encloses its string, unchanged or as JSON.
         missing_strings: (owner, key) of strings whose marks are both missing.
+        changed_strings: likewise of those that are written in part, or with other characters.
     """
 
     text: str
@@ -200,6 +201,7 @@ class MarkedText:
     points: list[MarkPoint]
     intact: bool
     missing_strings: set[tuple[int, str]]
+    changed_strings: set[tuple[int, str]]
 
 
 def extract_marks(text: str, marker: Marker) -> MarkedText:
@@ -216,8 +218,7 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
     plain = "".join(chunks)
     known_marks = [(mark, position) for mark, position in marks if mark >> 1 < len(marker.owners)]
     string_marks = [mark for mark in known_marks if marker.keys[mark[0] >> 1] != _ROUND]
-    strings = []
-    intact = len(known_marks) == len(marks)
+    strings, changed = [], set()
     index = 0
     while index < len(string_marks):
         mark, start = string_marks[index]
@@ -225,11 +226,13 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         pair = mark >> 1
         if mark % 2 == 0 and next_mark == mark + 1:
             strings.append(MarkedSpan(start, stop, marker.owners[pair], marker.keys[pair]))
-            intact &= _contains_string(plain[start:stop], marker.strings[pair])
+            if not _contains_string(plain[start:stop], marker.strings[pair]):
+                changed.add((marker.owners[pair], marker.keys[pair]))
             index += 2
         else:
-            intact = False
+            changed.add((marker.owners[pair], marker.keys[pair]))
             index += 1
+    intact = len(known_marks) == len(marks) and not changed
     present = {mark >> 1 for mark, _ in string_marks}
     missing = {
         (owner, key)
@@ -237,7 +240,7 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         if key != _ROUND and pair not in present
     }
     points = [MarkPoint(position, marker.owners[mark >> 1], mark >> 1) for mark, position in string_marks]
-    return MarkedText(plain, strings, _find_rounds(known_marks, marker), points, intact, missing)
+    return MarkedText(plain, strings, _find_rounds(known_marks, marker), points, intact, missing, changed)
 
 
 def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:

@@ -74,7 +74,9 @@ def detect_content_style(template: ChatTemplate, placeholder_formats: Placeholde
     elif _QUESTION in as_strings and _ANSWER in as_strings:
         texts = "strings"
     else:
-        texts = "parts" if _QUESTION in as_parts and _ANSWER in as_parts else "any"
+        # A template that takes no parts writes them as Python does.
+        is_read = _QUESTION in as_parts and _ANSWER in as_parts and "'type'" not in as_parts
+        texts = "parts" if is_read else "any"
     form = _make_parts if texts == "parts" else str
     typed = set()
     for kind, placeholder_format in placeholder_formats.items():

@@ -522,8 +522,8 @@ class _TemplateRenderer:
         headers = {header, *self._iter_shared_headers(header), *([prompt] if is_prefilled else [])}
         if "add_generation_prompt" not in self.template.variables:
             # A template without generation prompts begins all answers in the same way.
-            lead = os.path.commonprefix([*self.form.leads])  # noqa: RUF071 - of characters
-            headers = headers - {""} | {lead if lead.strip() else ""}
+            leads = [os.path.commonprefix([*self.form.leads])] if self.form.leads else []  # noqa: RUF071 - of characters
+            headers = headers - {""} | {lead if lead.strip() else "" for lead in leads}
         return headers
 
     def _iter_shared_headers(self, prompt: str) -> Iterator[str]:
@@ -637,6 +637,8 @@ class _TemplateRenderer:
             probe = self._render_marked_probe(shape)
             if not probe.intact or len({string.owner for string in probe.strings}) != len(probe.strings):
                 return None
+            if any(shape[owner][0] == "user" for owner, _ in probe.missing_strings):
+                return None
             probe, strip_modes = absorb_whitespace(probe)
             turns = self._locate(probe, self._make_probe(shape), None)
         except (RenderError, TurnPositionError):
@@ -678,6 +680,7 @@ class _TemplateRenderer:
             if hostile:
                 self._check_unmarked_strings(messages, tools)
             self._check_tool_calls(marked_text)
+            self._check_questions(marked_text, messages, scope)
             control = self._find_control_tokens(marked_text, hostile=hostile)
             media_spans = self._find_media_spans(output.text, control, media)
             if media_spans:
@@ -750,6 +753,24 @@ class _TemplateRenderer:
                 f"template {self.template.name} leaves out tool calls of turn {min(turns)}: choose one that writes "
                 f"them, such as --template {self.built_in}"
             )
+
+    def _check_questions(self, marked_text: MarkedText, messages: list[dict[str, Any]], scope: MarkingScope) -> None:
+        """Refuse a conversation if the template omits or changes a user's content."""
+        missing = {owner for owner, _ in marked_text.missing_strings}
+        changed = {owner for owner, _ in marked_text.changed_strings}
+        if scope.role is not None:
+            changed = {
+                number
+                for number, message in enumerate(messages)
+                if isinstance(content := message.get("content"), str) and content.strip() not in marked_text.text
+            }
+        for numbers, verb in ((missing, "leaves out"), (changed, "changes")):
+            turns = [number + 1 for number in numbers if number >= 0 and messages[number].get("role") == "user"]
+            if turns:
+                raise RenderError(
+                    f"template {self.template.name} {verb} content of turn {min(turns)}, on which the answers depend: "
+                    "change the record, or choose another --template"
+                )
 
     def _find_control_tokens(self, marked_text: MarkedText, *, hostile: bool) -> list[int]:
         """Return the offsets of control tokens that the template wrote."""
