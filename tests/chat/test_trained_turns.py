@@ -59,10 +59,12 @@ def tokenizer(tmp_path_factory):
 def make_encoder(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("templates")
 
-    def make(name):
+    def make(name, tool_arguments="as-is"):
         path = folder / f"{name}.jinja"
         path.write_text(remove_marks(TEMPLATES[name]))
-        return ChatEncoder(tokenizer, str(path))
+        encoder = ChatEncoder(tokenizer, str(path))
+        encoder.tool_arguments = tool_arguments
+        return encoder
 
     return make
 
@@ -254,3 +256,46 @@ def test_a_user_that_a_template_does_not_quote_is_a_fault(tokenizer, tmp_path, c
     encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert reason in result
+
+
+def write_arguments(arguments):
+    """Return the conversation of a call with these arguments."""
+    messages, tools = CASES["call alone"]
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": "get_weather", "arguments": arguments}}
+    return [turn if "tool_calls" not in turn else {**turn, "tool_calls": [call]} for turn in messages], tools
+
+
+TEXT_CALL, OBJECT_CALL = write_arguments('{"city": "Oslo"}'), write_arguments({"city": "Oslo"})
+
+
+def test_arguments_as_json_text_stay_and_are_noticed(make_encoder):
+    """Ids are those of transformers, which writes the text as a string within the call."""
+    encoder = make_encoder("gptoss")
+    encoded = encode_conversations([Conversation(*TEXT_CALL)], encoder, ChatRecipe(prove=True))
+    assert r'"{\"city\": \"Oslo\"}"<|call|>' in encoder.tokenizer.decode(encoded.ids)
+    assert [change for change in encoded.altered if "--tool-arguments parse" in change]
+    plain = encode_conversations([Conversation(*OBJECT_CALL)], encoder, ChatRecipe(prove=True))
+    assert not plain.altered
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "form"),
+    [("gptoss", TEXT_CALL, "parse"), ("qwen3", TEXT_CALL, "parse"), ("deepseekv3", OBJECT_CALL, "text")],
+)
+def test_arguments_are_converted_on_request(make_encoder, name, case, form):
+    other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
+    [expected] = list_trained_texts(make_encoder(name), [other])
+    converted = list_trained_texts(make_encoder(name, form), [case, other])
+    assert converted == [expected, expected]
+
+
+@pytest.mark.parametrize(("name", "case"), [("glm4moe", TEXT_CALL), ("deepseekv3", OBJECT_CALL)])
+def test_arguments_are_converted_for_a_template_that_takes_one_form(make_encoder, name, case):
+    other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
+    encoder = make_encoder(name)
+    encoded = encode_conversations([Conversation(*case)], encoder, ChatRecipe(prove=True))
+    expected = encode_conversations([Conversation(*other)], encoder, ChatRecipe(prove=True))
+    assert encoded.ids.tolist() == expected.ids.tolist()
+    assert encoded.mask.tolist() == expected.mask.tolist()
+    assert [change for change in encoded.altered if "the other form" in change]
+    assert not [change for change in expected.altered if "the other form" in change]

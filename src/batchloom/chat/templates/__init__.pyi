@@ -16,6 +16,10 @@ from .template_arguments import (
     format_template_argument as format_template_argument,
     parse_template_arguments as parse_template_arguments,
 )
+from .tool_arguments import (
+    ToolArguments as ToolArguments,
+    convert_arguments as convert_arguments,
+)
 from .tool_formats import (
     TOOL_FORMATS as TOOL_FORMATS,
     choose_tool_format as choose_tool_format,

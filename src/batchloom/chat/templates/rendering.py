@@ -47,6 +47,12 @@ from batchloom.chat.templates.media_placeholders import (
     list_media_owners,
 )
 from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
+from batchloom.chat.templates.tool_arguments import (
+    CONVERTED_ARGUMENTS,
+    QUOTED_ARGUMENTS,
+    are_arguments_quoted,
+    switch_arguments,
+)
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     TurnForm,
@@ -595,18 +601,39 @@ class _TemplateRenderer:
         if filled is not None and self.inserts_contents and not media.kinds:
             # Jinja would give the same text, but would take nearly half of the time of encoding a conversation.
             return filled
+        changes: tuple[str, ...] = ()
         try:
             output = self.template.render(messages, tools, prompt=prompt)
-        except RenderError:
-            # transformers 4 passes None on, and templates of its time test for it.
-            if messages == source_messages:
-                raise
-            messages = source_messages
-            output = self.template.render(messages, tools, prompt=prompt)
+        except RenderError as error:
+            messages, output = self._render_otherwise(messages, source_messages, tools, error, prompt=prompt)
+            if messages is not source_messages:
+                changes = (CONVERTED_ARGUMENTS,)
         if filled is not None and filled.text == output.text:
             media_spans = self._find_media_spans(output.text, filled.control, media)
             return filled._replace(generation=output.generation, media_spans=media_spans)
-        return self._render_marked(output, messages, tools, media, prompt=prompt)
+        if are_arguments_quoted(messages, output.text):
+            changes += (QUOTED_ARGUMENTS,)
+        rendered = self._render_marked(output, messages, tools, media, prompt=prompt)
+        return rendered._replace(altered=(*rendered.altered, *changes))
+
+    def _render_otherwise(
+        self,
+        messages: list[dict[str, Any]],
+        source_messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        error: RenderError,
+        *,
+        prompt: bool,
+    ) -> tuple[list[dict[str, Any]], TemplateOutput]:
+        """Render messages that a template rejects in another form."""
+        # transformers 4 passes None on, and templates of its time test for it.
+        for other in (source_messages, switch_arguments(messages)):
+            if other != messages:
+                try:
+                    return other, self.template.render(other, tools, prompt=prompt)
+                except RenderError:
+                    continue
+        raise error
 
     def _find_media_spans(
         self, text: str, control: list[int], media: _ConversationMedia

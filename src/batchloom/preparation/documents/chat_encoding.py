@@ -4,6 +4,7 @@ import datetime as dt
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import NamedTuple, final
@@ -20,8 +21,10 @@ from batchloom.chat.templates import (
     PlaceholderFormat,
     TemplateArguments,
     TextJoiner,
+    ToolArguments,
     WeightedSpan,
     choose_tool_format,
+    convert_arguments,
     expand_placeholders,
     make_control_pattern,
     write_tools,
@@ -126,6 +129,7 @@ class ChatEncoder(ControlEncoder):
     Attributes:
         renderer: renders conversations as text.
         joins_texts: whether it joins texts without a template.
+        tool_arguments: form in which the template gets the arguments of tool calls.
     """
 
     renderer: ConversationRenderer | TextJoiner
@@ -167,6 +171,7 @@ class ChatEncoder(ControlEncoder):
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
         self._date = date
         self._tool_format = tool_format and choose_tool_format(tool_format, list(control), tokenizer.name)
+        self.tool_arguments: ToolArguments = "as-is"
         self.joins_texts = template == NO_TEMPLATE
         if self.joins_texts:
             self.renderer = TextJoiner(special_tokens["eos_token"])
@@ -189,7 +194,10 @@ class ChatEncoder(ControlEncoder):
         Raises:
             RenderError: the tool format cannot write its tools or calls.
         """
-        return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
+        if self._tool_format:
+            return write_tools(conversation, self._tool_format, self._date)
+        messages = convert_arguments(conversation.messages, self.tool_arguments)
+        return conversation if messages is conversation.messages else replace(conversation, messages=messages)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -162,22 +162,19 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: the template does not exist or cannot be used.
     """
-    encoder, media, chat = verify_control_tokens(tokenizer), recipe.reading.media, recipe.chat
-    if media is None:
-        return ChatEncoder(
-            encoder, chat.template, date=chat.date, arguments=chat.template_args, tool_format=chat.tool_format
-        )
-    processor = open_job_processor(media, recipe.tokenizer)
-    processor_template = read_processor_template(media)
-    return ChatEncoder(
-        encoder,
+    token_encoder, media, chat = verify_control_tokens(tokenizer), recipe.reading.media, recipe.chat
+    processor_template = None if media is None else read_processor_template(media)
+    encoder = ChatEncoder(
+        token_encoder,
         chat.template,
         date=chat.date,
         arguments=chat.template_args,
         tool_format=chat.tool_format,
-        families=processor.families,
+        families={} if media is None else open_job_processor(media, recipe.tokenizer).families,
         templates={} if processor_template is None else {"default": processor_template},
     )
+    encoder.tool_arguments = chat.tool_arguments
+    return encoder
 
 
 def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> ControlEncoder | None:

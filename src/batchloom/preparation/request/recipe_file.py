@@ -79,6 +79,7 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "template_args": {},
     "template_date": None,
     "tool_format": None,
+    "tool_arguments": "as-is",
     "default_system": None,
     "train_on_eos": "turn",
 }

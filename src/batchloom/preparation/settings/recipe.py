@@ -16,6 +16,7 @@ from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     TOOL_FORMATS,
+    ToolArguments,
     TrainOnEos,
     find_argument_problems,
     find_train_on_problem,
@@ -233,6 +234,13 @@ class ChatRecipe:
             shown_default="the template's",
         ),
     ] = None
+    tool_arguments: Annotated[
+        ToolArguments,
+        ChatSetting(
+            help="Form in which the template gets the arguments of tool calls: as-is, parse (JSON text becomes an "
+            "object) or text (an object becomes JSON text)."
+        ),
+    ] = "as-is"
     default_system: Annotated[
         str | None,
         ChatSetting(
@@ -456,7 +464,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    for name in ("template_args", "template_date", "tool_format", "default_system", "train_on_eos"):
+    for name in ("template_args", "template_date", "tool_format", "tool_arguments", "default_system", "train_on_eos"):
         if getattr(recipe.chat, name) == getattr(ChatRecipe(), name):
             plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
@@ -661,6 +669,7 @@ class DocumentOptions(TypedDict, total=False):
     template_args: Mapping[str, Any] | Sequence[str] | None
     template_date: str | dt.date | None
     tool_format: str | None
+    tool_arguments: ToolArguments | None
     default_system: str | None
     train_on: str | None
     train_on_eos: TrainOnEos | None
