@@ -299,3 +299,27 @@ def test_arguments_are_converted_for_a_template_that_takes_one_form(make_encoder
     assert encoded.mask.tolist() == expected.mask.tolist()
     assert [change for change in encoded.altered if "the other form" in change]
     assert not [change for change in expected.altered if "the other form" in change]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-templates.md"
+
+
+def format_row(name, results):
+    """Return the row of a template in the table of the docs."""
+    reasons = {case: result for case, result in results.items() if isinstance(result, str)}
+    rejected = {case for case, reason in reasons.items() if "rejects it" in reason}
+    omitted = {case for case, reason in reasons.items() if "leaves out tool calls" in reason}
+    others = ", ".join(reasons.keys() - rejected - omitted)
+    return f"| `{name}` | {len(results) - len(reasons)} | {len(rejected)} | {len(omitted)} | {others} |"
+
+
+@pytest.mark.slow
+def test_the_table_of_templates_is_in_the_docs(make_encoder):
+    names = [name for name in TEMPLATES if name not in MARKED]
+    rows = [
+        format_row(name, dict(zip(CASES, list_trained_texts(make_encoder(name), list(CASES.values())), strict=True)))
+        for name in names
+    ]
+    table = PAGE.read_text().partition("## ")[0]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == rows
+    assert f"{len(CASES)} conversations" in table
