@@ -323,3 +323,46 @@ def test_the_table_of_templates_is_in_the_docs(make_encoder):
     table = PAGE.read_text().partition("## ")[0]
     assert [line for line in table.splitlines() if line.startswith("| `")] == rows
     assert f"{len(CASES)} conversations" in table
+
+
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+LOOP = "{% for m in messages %}TURN{% endfor %}".replace("TURN", TURN)
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+COLLECTED = """{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all ~ m.role ~ m.content %}\
+{% endfor %}{{ ns.all }}"""
+ANSWERS = ["Hello.<|im_end|>", "Yes.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (LOOP + PROMPT, ANSWERS),
+        (LOOP, ANSWERS),
+        ("{% macro turn(m) %}TURN{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}" + PROMPT, ANSWERS),
+        ("{% set all %}" + LOOP + "{% endset %}{{ all }}" + PROMPT, ANSWERS),
+        ("{% for n in range(messages | length) %}{% set m = messages[n] %}TURN{% endfor %}" + PROMPT, ANSWERS),
+        ("{% for m in messages %}{% set m = dict(m) %}TURN{% endfor %}" + PROMPT, ANSWERS),
+        ("{% for m in messages %}TURN{% if true %}{% continue %}{% endif %}never{% endfor %}" + PROMPT, ANSWERS),
+        (LOOP.replace("m.content", "m.content | trim") + PROMPT, ANSWERS),
+        (LOOP.replace("messages", "messages[2:] + messages[:2]") + PROMPT, ANSWERS[::-1]),
+        (
+            "{% for m in messages %}{% if m.role == 'assistant' %}x{% endif %}{% endfor %}" + LOOP + PROMPT,
+            "several places",
+        ),
+        (LOOP + LOOP + PROMPT, "several places"),
+        (COLLECTED, "does not write turn 2 where it loops"),
+        (
+            LOOP.replace("{{ m.role }}", "{{ m.role }} to {{ messages[0].content }}") + PROMPT,
+            "header of turn 2 differs",
+        ),
+        (LOOP + PROMPT.replace("assistant", "model"), "header of turn 2 differs"),
+        (LOOP + "{{ raise_exception('no') if messages | length > 2 }}", "rejects it"),
+        ("{% for m in messages %}{{ raise_exception('no ' ~ m.role) if m.role == 'user' }}TURN{% endfor %}", "no user"),
+        ("{{ messages }}", "cannot be found"),
+    ],
+)
+def test_a_template_of_any_make_is_right_or_refused(tokenizer, tmp_path, template, expected):
+    (tmp_path / "t.jinja").write_text(template.replace("TURN", TURN))
+    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    [result] = list_trained_texts(encoder, [CASES["several turns"]])
+    assert expected in result if isinstance(expected, str) else result == expected
