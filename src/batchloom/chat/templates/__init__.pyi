@@ -1,14 +1,16 @@
 from .chat_template import DEFAULT_DATE as DEFAULT_DATE
+from .conversation_text import (
+    CharacterSpan as CharacterSpan,
+    ConversationText as ConversationText,
+    expand_placeholders as expand_placeholders,
+)
 from .media_placeholders import (
     PlaceholderFormat as PlaceholderFormat,
     PlaceholderSpan as PlaceholderSpan,
 )
 from .rendering import (
-    CharacterSpan as CharacterSpan,
     ConversationRenderer as ConversationRenderer,
-    ConversationText as ConversationText,
     TextJoiner as TextJoiner,
-    expand_placeholders as expand_placeholders,
 )
 from .template_arguments import (
     TemplateArguments as TemplateArguments,

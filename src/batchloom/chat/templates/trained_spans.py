@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import RenderError
-from batchloom.chat.templates.rendering import CharacterSpan, ConversationText
+from batchloom.chat.templates.conversation_text import CharacterSpan, ConversationText
 from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
 from batchloom.core.document import MESSAGE_ROLES, Conversation, TrainFlag, TurnWeight
 from batchloom.core.loss_weights import MAX_LOSS_WEIGHT

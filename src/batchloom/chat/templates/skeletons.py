@@ -1,0 +1,136 @@
+"""Fixed texts that a template writes around plain contents.
+
+They are the same for all conversations of a shape.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from batchloom.chat.templates.conversation_text import ConversationText
+from batchloom.chat.templates.marks import MarkedText, MarkPoint
+from batchloom.chat.templates.turn_positions import TurnPosition, describe_alterations
+
+# White space around the contents of a probe; a template that strips contents removes it.
+PROBE_WHITESPACE = ("\t\n ", " \n\t")
+
+# The role of each message, and whether its content is empty.
+ConversationShape = tuple[tuple[str, bool], ...]
+
+
+def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationShape | None:
+    """Return the shape of plain messages; None if any has more than role and string."""
+    shape = []
+    for message in messages:
+        content = message.get("content")
+        if len(message) != 2 or type(content) is not str or type(message.get("role")) is not str:
+            return None
+        if content.isspace():
+            return None
+        shape.append((message["role"], not content))
+    return tuple(shape)
+
+
+def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:
+    """Return messages of a shape with recognizable contents."""
+    before, after = PROBE_WHITESPACE
+    return [{"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSkeleton:
+    """Fixed texts of a shape, and the positions of turns among them.
+
+    A position is a pair: the number of contents before it, and the number of fixed characters.
+    """
+
+    # Texts that the template writes, one more than slots.
+    fixed_texts: tuple[str, ...]
+    # Message index of each slot, and what the template strips: 0 nothing, 1 white space before, 2 after, 3 both.
+    slots: tuple[tuple[int, int], ...]
+    # Positions of head, body and end of each message; None for omitted messages.
+    turns: tuple[tuple[tuple[int, int], ...] | None, ...]
+    # Positions of the control tokens in the fixed texts.
+    control: tuple[tuple[int, int], ...]
+    # Alterations that the template makes to messages of this shape, in words.
+    altered: tuple[str, ...]
+
+    def fill(self, contents: Sequence[str]) -> ConversationText:
+        """Return the fixed texts with these contents of the messages between them."""
+        altered = self.altered
+        slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
+        if slot_contents != [contents[number] for number, _ in self.slots]:
+            altered = (*altered, "strips white space around contents")
+        parts = [self.fixed_texts[0]]
+        content_offsets = [length := 0]
+        for content, fixed_text in zip(slot_contents, self.fixed_texts[1:], strict=True):
+            parts += (content, fixed_text)
+            length += len(content)
+            content_offsets.append(length)
+        turns = [
+            None if anchors is None else TurnPosition(*[fixed + content_offsets[slots] for slots, fixed in anchors])
+            for anchors in self.turns
+        ]
+        control = [fixed + content_offsets[slots] for slots, fixed in self.control]
+        return ConversationText("".join(parts), turns, "", control, None, altered)
+
+
+_STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
+
+
+def absorb_whitespace(probe: MarkedText) -> tuple[MarkedText, list[int]]:
+    """Add the remaining white space of a rendered probe to its contents.
+
+    Also returns the strip mode of each content: 1 if white space before it was stripped, 2 after it, 3 both.
+    """
+    strings, strip_modes = [], []
+    for string in probe.strings:
+        start, stop, strip_mode = string.start, string.stop, 0
+        if probe.text[:start].endswith(PROBE_WHITESPACE[0]):
+            start -= len(PROBE_WHITESPACE[0])
+        else:
+            strip_mode |= 1
+        if probe.text.startswith(PROBE_WHITESPACE[1], stop):
+            stop += len(PROBE_WHITESPACE[1])
+        else:
+            strip_mode |= 2
+        strings.append(string._replace(start=start, stop=stop))
+        strip_modes.append(strip_mode)
+    points = [
+        MarkPoint(position, string.owner, n)
+        for n, string in enumerate(strings)
+        for position in (string.start, string.stop)
+    ]
+    return replace(probe, strings=strings, points=points), strip_modes
+
+
+def make_skeleton(
+    probe: MarkedText, strip_modes: Sequence[int], turns: Sequence[TurnPosition | None], control: re.Pattern[str]
+) -> TurnSkeleton:
+    """Build the skeleton from a rendered probe (see :func:`absorb_whitespace`)."""
+    text, strings = probe.text, probe.strings
+    edges = [0, *(edge for string in strings for edge in (string.start, string.stop)), len(text)]
+    starts = edges[::2]
+    fixed_texts = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))
+
+    stops = [string.stop for string in strings]
+    content_lengths = list(accumulate((string.stop - string.start for string in strings), initial=0))
+
+    def make_anchor(position: int) -> tuple[int, int]:
+        slot_count = bisect_right(stops, position)
+        return slot_count, position - content_lengths[slot_count]
+
+    return TurnSkeleton(
+        fixed_texts=fixed_texts,
+        slots=tuple((string.owner, strip_mode) for string, strip_mode in zip(strings, strip_modes, strict=True)),
+        turns=tuple(None if turn is None else tuple(map(make_anchor, turn)) for turn in turns),
+        control=tuple(
+            make_anchor(start + match.start())
+            for start, fixed_text in zip(starts, fixed_texts, strict=True)
+            for match in control.finditer(fixed_text)
+        ),
+        altered=describe_alterations(turns),
+    )
