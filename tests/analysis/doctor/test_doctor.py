@@ -331,7 +331,8 @@ def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
 
 def test_a_template_that_changes_turns_is_reported(tmp_path):
     template = tmp_path / "t.jinja"
-    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|endoftext|>{% endfor %}")
+    content = "{{ m.content | upper if m.role == 'assistant' else m.content }}"
+    template.write_text(f"{{% for m in messages %}}<{{{{ m.role }}}}>{content}<|endoftext|>{{% endfor %}}")
     diagnosis = diagnose(write_jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
     assert any("the template changes" in warning for warning in diagnosis.warnings)
     template.write_text("{% for m in messages %")

@@ -69,14 +69,12 @@ _SYSTEM, _QUESTION, _ANSWER = "1701", "2803", "3907"
 def detect_content_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> ContentStyle:
     """Detect how a template accepts contents, by rendering probes."""
     as_strings, as_parts = (_render_probe(template, form) for form in (str, _make_parts))
-    if as_strings == as_parts:
-        texts: Literal["strings", "parts", "any"] = "any"
-    elif _QUESTION in as_strings and _ANSWER in as_strings:
-        texts = "strings"
-    else:
-        # A template that takes no parts writes them as Python does.
-        is_read = _QUESTION in as_parts and _ANSWER in as_parts and "'type'" not in as_parts
-        texts = "parts" if is_read else "any"
+    takes_strings = _QUESTION in as_strings and _ANSWER in as_strings
+    # A template that takes no parts leaves them out, or writes them as Python does.
+    takes_parts = _QUESTION in as_parts and _ANSWER in as_parts and "'type'" not in as_parts
+    texts: Literal["strings", "parts", "any"] = "any"
+    if takes_strings != takes_parts:
+        texts = "strings" if takes_strings else "parts"
     form = _make_parts if texts == "parts" else str
     typed = set()
     for kind, placeholder_format in placeholder_formats.items():

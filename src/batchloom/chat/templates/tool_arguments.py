@@ -1,7 +1,7 @@
 """Forms of the arguments of tool calls: objects, or JSON text as OpenAI's."""
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 ToolArguments = Literal["as-is", "parse", "text"]
 
@@ -49,14 +49,19 @@ def _list_arguments(messages: list[dict[str, Any]]) -> list[Any]:
 def _convert_call(call: dict[str, Any], form: ToolArguments) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments")
-    if form == "text" and isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif form == "parse" and isinstance(arguments, str):
-        try:
+    try:
+        if form == "text" and isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        elif form == "parse" and isinstance(arguments, str):
             # orjson has no integers beyond 64 bits.
-            value = json.loads(arguments)
-        except ValueError:
-            return call
-        arguments = value if isinstance(value, dict) else arguments
+            value = json.loads(arguments, parse_constant=_refuse_constant)
+            arguments = value if isinstance(value, dict) else arguments
+    except ValueError:
+        # JSON has no such value, or the text is none.
+        return call
     changed = {**function, "arguments": arguments}
     return {**call, "function": changed} if "function" in call else changed
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
