@@ -38,7 +38,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "integer last": {"city": "Oslo", "days": 2},
     "string last": {"days": 2, "city": "Oslo"},
 }
-# Conversations that a template may lack a form for: it refuses them, or batchloom does because it leaves something out.
 Case = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
 
 
@@ -56,6 +55,7 @@ def _result(content: str = "7 degrees") -> dict[str, Any]:
 
 
 OSLO, ROME = {"city": "Oslo"}, {"city": "Rome"}
+# A template may lack a form for some: it refuses them, or batchloom does because it leaves something out.
 CASES: dict[str, Case] = {
     "plain": ([_user("Hi there"), _answer("Hello.")], None),
     "system": ([{"role": "system", "content": "Be brief."}, _user("Hi there"), _answer("Hello.")], None),

@@ -294,7 +294,7 @@ def test_private_use_characters_are_encoded_like_others(make_encoder):
 
 @pytest.mark.parametrize(("content", "is_found"), [("a1", True), ("<|im_end|>", False)])
 def test_more_messages_than_marks(make_encoder, monkeypatch, content, is_found):
-    monkeypatch.setattr("batchloom.chat.templates.marks.MAX_MARKS", 5)
+    monkeypatch.setattr("batchloom.chat.templates.marks.MAX_MARKS", 7)
     # Tool calls make the renderer search turns by marks. Each message has a pair, and each string.
     turns = [
         {"role": "user", "content": "q1"},
@@ -304,10 +304,10 @@ def test_more_messages_than_marks(make_encoder, monkeypatch, content, is_found):
     ]
     encoder, rules = make_encoder(THINKING), ChatRecipe(train_on="last", prove=True)
     result = decode_trained(encoder, Conversation(turns), rules)
-    assert (len(result) == 1 and "a1\n<tool_call>" in result[0]) if is_found else "than 5 messages" in result
+    assert (len(result) == 1 and "a1\n<tool_call>" in result[0]) if is_found else "than 7 messages" in result
     turns += [{"role": "assistant", "content": f"a{n}"} for n in range(9)]
     result = decode_trained(encoder, Conversation(turns), rules)
-    assert "it holds more than 5 messages or other strings" in result
+    assert "it holds more than 7 messages or other strings" in result
     assert result.endswith("split it into several records")
 
 

@@ -7,7 +7,7 @@ conversation like the plain one gives the same text once the marks are removed.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,17 +93,17 @@ class Marker:
         offset = text.index(core)
         return f"{text[:offset]}{begin}{core}{end}{text[offset + len(core) :]}"
 
-    def mark_all(self, value: Any, owner: int, parent_key: str) -> Any:
-        """Mark all strings of a value except keys and structural values."""
+    def mark_all(self, value: Any, owner: int, parent_key: str, unmarked_keys: frozenset[str] = STRUCTURAL_KEYS) -> Any:
+        """Mark all strings of a value except keys and the values of some."""
         if isinstance(value, str):
             return self.mark(value, owner, parent_key)
         if isinstance(value, dict):
             return {
-                key: item if key in STRUCTURAL_KEYS else self.mark_all(item, owner, parent_key)
+                key: item if key in unmarked_keys else self.mark_all(item, owner, parent_key, unmarked_keys)
                 for key, item in value.items()
             }
         if isinstance(value, list):
-            return [self.mark_all(item, owner, parent_key) for item in value]
+            return [self.mark_all(item, owner, parent_key, unmarked_keys) for item in value]
         return value
 
 
@@ -115,17 +115,29 @@ def find_unused_plane(text: str) -> int | None:
 class MarkingScope(NamedTuple):
     """Part of a conversation that is marked."""
 
-    # Role whose messages are marked; None for all roles and the tools.
-    role: str | None
-    keys: tuple[str, ...]
+    # Roles whose messages are marked.
+    roles: Container[object]
+    # Keys whose values are not.
+    unmarked_keys: frozenset[str] = STRUCTURAL_KEYS
 
 
-# From the most informative to the least intrusive.
+class _AllRoles:
+    def __contains__(self, _role: object) -> bool:
+        return True
+
+
+# From the most informative to the least intrusive. With all messages the tools are marked, too. Templates read results
+# of tools as numbers, write arguments as Python does, and look for tags in what a user says.
+_SPEAKERS = ("system", "developer", "user", "assistant")
+_UNMARKED_ARGUMENTS = STRUCTURAL_KEYS | {"arguments"}
 MARKING_SCOPES = (
-    MarkingScope(None, ("content", *REASONING_KEYS, "tool_calls")),
-    MarkingScope("assistant", ("content", *REASONING_KEYS, "tool_calls")),
-    MarkingScope("assistant", ("content",)),
+    MarkingScope(_AllRoles()),
+    MarkingScope(_SPEAKERS),
+    MarkingScope(_SPEAKERS, _UNMARKED_ARGUMENTS),
+    MarkingScope(("assistant",)),
+    MarkingScope(("assistant",), _UNMARKED_ARGUMENTS),
 )
+_MARKED_KEYS = ("content", *REASONING_KEYS, "tool_calls")
 
 
 def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: MarkingScope) -> list[dict[str, Any]]:
@@ -134,10 +146,10 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
     for number, message in enumerate(messages):
         marked_message = dict(message)
         marked_messages.append(marked_message)
-        if scope.role not in (None, message.get("role")):
+        if message.get("role") not in scope.roles:
             continue
         marked_reasoning: dict[str, Any] = {}
-        for key in scope.keys:
+        for key in _MARKED_KEYS:
             if key not in message:
                 continue
             # The same reasoning under several names is one string.
@@ -145,7 +157,7 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
             if key in REASONING_KEYS and reasoning in marked_reasoning:
                 marked_message[key] = marked_reasoning[reasoning]
                 continue
-            marked_message[key] = marker.mark_all(message[key], number, key)
+            marked_message[key] = marker.mark_all(message[key], number, key, scope.unmarked_keys)
             if key in REASONING_KEYS:
                 marked_reasoning[reasoning] = marked_message[key]
     return marked_messages

@@ -114,7 +114,7 @@ def convert_contents(
     """
     mark = _choose_unused_mark(messages)
     converted = [_convert_message(message, style, mark) for message in messages]
-    is_joined = any(
+    is_joined = style.texts == "strings" and any(
         isinstance(before.get("content"), list) and isinstance(after.get("content"), str)
         for before, after in zip(messages, converted, strict=True)
     )

@@ -46,10 +46,12 @@ from batchloom.chat.templates.media_placeholders import (
     list_media_owners,
 )
 from batchloom.chat.templates.skeletons import (
+    EXAMPLE_TOOL,
     ConversationShape,
     TurnSkeleton,
     absorb_whitespace,
     get_conversation_shape,
+    make_example,
     make_probe,
     make_skeleton,
 )
@@ -289,18 +291,20 @@ class _TemplateRenderer:
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             roles = [role for role, _ in shape]
+            self._headers = {}
             try:
                 probe = absorb_whitespace(self._render_marked_probe(shape))[0]
                 self.form = learn_form(probe, roles, self.pattern)
                 turns = self._locate(probe, self._make_probe(shape), None)
             except (RenderError, TurnPositionError):
+                self.form = TurnForm(self.pattern)
                 continue
             answers = [turn for turn, role in zip(turns, roles, strict=True) if role == ASSISTANT and turn is not None]
             self.learns_to_stop = any(turn.stop < turn.end for turn in answers)
             return
 
     def _locate(
-        self, marked: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None
+        self, marked: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None, plane: int = 0
     ) -> list[TurnPosition | None]:
         """Locate the turns of a marked text of ``messages``, which are not marked."""
         roles = [str(message.get("role")) for message in messages]
@@ -308,42 +312,52 @@ class _TemplateRenderer:
             marked,
             roles,
             self.form,
-            lambda number: self._find_headers(messages[:number], tools),
-            lambda number: self._render_last(messages[: number + 1], tools),
+            lambda number: self._iter_headers(messages[:number], tools),
+            lambda number: self._render_last(messages[: number + 1], tools, plane),
         )
 
-    def _find_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
-        """Return the texts with which the template may begin an answer to these messages.
+    def _iter_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> Iterator[set[str]]:
+        """Yield sets of texts with which the template may begin an answer.
 
-        They depend on the form of the last two.
+        The first are those for any messages of the same form, which are kept. Where they do not fit, the template may
+        look at the contents.
         """
-        context = (min(len(before), 2), bool(tools), *((message.get("role"), *message) for message in before[-2:]))
+        context = (bool(tools), *((message.get("role"), *sorted(message)) for message in before[-2:]))
         if context not in self._headers:
             if len(self._headers) >= _MAX_CACHED_SHAPES:
                 self._headers.clear()
-            # After the result of a tool a prompt may have no header although the conversation has one.
-            self._headers[context] = self._make_headers(before, tools) | self._make_headers(
-                self._make_probe(_QUESTION), None
-            )
-        return self._headers[context]
+            example = convert_contents(make_example(before[-2:]), self.content_style)[0]
+            self._headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
+        yield self._headers[context]
+        yield self._make_headers(before, tools)
 
     def _make_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
         """Return the texts with which the template may begin an answer.
 
-        Some generation prompts also begin the answer, with a thought that other templates leave to the model. What the
+        After the result of a tool a prompt may have no header although the conversation has that of other answers. A
+        template that has no prompt for an answer is given what it writes before all of them.
+        """
+        question = self._make_probe(_QUESTION)
+        headers = self._make_prompts(before, tools) | self._make_prompts(question, None)
+        if "add_generation_prompt" not in self.template.variables or not any(headers):
+            lead = os.path.commonprefix([*self.form.leads])  # noqa: RUF071 - of characters
+            headers = headers - {""} | ({lead if lead.strip() else ""} if self.form.leads else set())
+        return headers
+
+    def _make_prompts(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
+        """Return what a template writes as a generation prompt.
+
+        Some prompts also begin the answer, with a thought that other templates leave to the model. What the
         conversation repeats of it is trained like the rest. What template arguments add to a prompt, such as an empty
         thought, is given.
         """
         plain = self._render_prompt(self._base_template, before, tools)
-        prompt = self._render_prompt(self.template, before, tools)
+        prompt = plain
+        if self.template is not self._base_template:
+            prompt = self._render_prompt(self.template, before, tools)
         is_prefilled = plain and prompt != plain and prompt.startswith(plain)
         header = self._cut_thought(plain if is_prefilled else prompt)
-        headers = {header, *self._iter_shared_headers(header), *([prompt] if is_prefilled else [])}
-        if "add_generation_prompt" not in self.template.variables:
-            # A template without generation prompts begins all answers in the same way.
-            leads = [os.path.commonprefix([*self.form.leads])] if self.form.leads else []  # noqa: RUF071 - of characters
-            headers = headers - {""} | {lead if lead.strip() else "" for lead in leads}
-        return headers
+        return {header, *self._iter_shared_headers(header), *([prompt] if is_prefilled else [])}
 
     def _iter_shared_headers(self, prompt: str) -> Iterator[str]:
         """Yield what a generation prompt and an answer share.
@@ -376,9 +390,9 @@ class _TemplateRenderer:
             question = self._make_probe(_QUESTION)
             return "" if before == question else self._render_prompt(template, question, tools)
 
-    def _render_last(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+    def _render_last(self, messages: list[dict[str, Any]], tools: list[Any] | None, plane: int) -> str:
         """Return the text of the last one of these messages."""
-        marked = self._render_with_marks(messages, tools, Marker(0), MARKING_SCOPES[0], prompt=False)
+        marked = self._render_with_marks(messages, tools, Marker(plane), MARKING_SCOPES[0], prompt=False)
         texts = [marked.text[one.start : one.stop] for one in marked.rounds if one.owner == len(messages) - 1]
         return max(texts, key=len, default="")
 
@@ -515,7 +529,7 @@ class _TemplateRenderer:
                 continue
             if marked_text.text != output.text:
                 continue
-            if hostile and (scope.role is not None or not marked_text.intact):
+            if hostile and (scope != MARKING_SCOPES[0] or not marked_text.intact):
                 continue
             if hostile:
                 self._check_unmarked_strings(messages, tools)
@@ -526,7 +540,7 @@ class _TemplateRenderer:
             if media_spans:
                 marked_text = _add_media_points(marked_text, media_spans, media.owners)
             content_spans = _find_content_spans(marked_text, messages)
-            turns, altered, problem = self._find_turns(marked_text, messages, tools)
+            turns, altered, problem = self._find_turns(marked_text, messages, tools, plane)
             return ConversationText(
                 output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
             )
@@ -542,13 +556,13 @@ class _TemplateRenderer:
         return ConversationText(output.text, [], problem, control, output.generation, (), media_spans)
 
     def _find_turns(
-        self, marked_text: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None
+        self, marked_text: MarkedText, messages: list[dict[str, Any]], tools: list[Any] | None, plane: int
     ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
         """Return the turns, the template's alterations, and why turns are not located."""
         problem = ""
         turns: list[TurnPosition | None] = []
         try:
-            turns = self._locate(marked_text, messages, tools)
+            turns = self._locate(marked_text, messages, tools, plane)
         except TurnPositionError as error:
             problem = str(error)
         return turns, describe_alterations(turns) + _describe_changes(marked_text), problem
@@ -563,7 +577,7 @@ class _TemplateRenderer:
         prompt: bool,
     ) -> MarkedText:
         marked_messages = mark_messages(messages, marker, scope)
-        if scope.role is None:
+        if scope == MARKING_SCOPES[0]:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         mark_round = marker.make_round_function(marked_messages)
         return extract_marks(
@@ -598,11 +612,13 @@ class _TemplateRenderer:
         """Refuse a conversation if the template omits or changes a user's content."""
         missing = {owner for owner, _ in marked_text.missing_strings}
         changed = {owner for owner, _ in marked_text.changed_strings}
-        if scope.role is not None:
-            changed = {
+        if "user" not in scope.roles:
+            spans = {span.owner: span for span in marked_text.rounds}
+            changed |= {
                 number
                 for number, message in enumerate(messages)
-                if isinstance(content := message.get("content"), str) and content.strip() not in marked_text.text
+                if isinstance(content := message.get("content"), str)
+                and (number not in spans or content.strip() not in marked_text.text[slice(*spans[number][:2])])
             }
         for numbers, verb in ((missing, "leaves out"), (changed, "changes")):
             turns = [number + 1 for number in numbers if number >= 0 and messages[number].get("role") == "user"]

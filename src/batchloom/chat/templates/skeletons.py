@@ -17,6 +17,12 @@ from batchloom.chat.templates.turn_positions import TurnPosition, describe_alter
 # White space around the contents of a probe; a template that strips contents removes it.
 PROBE_WHITESPACE = ("\t\n ", " \n\t")
 
+# A tool, and the value of each key of a message of an example.
+EXAMPLE_TOOL = {"type": "function", "function": {"name": "f", "description": "x", "parameters": {"type": "object"}}}
+_EXAMPLE_ID = "abcdefghi"
+_EXAMPLE_CALL = {"type": "function", "id": _EXAMPLE_ID, "function": {"name": "f", "arguments": {}}}
+_EXAMPLE_VALUES: dict[str, Any] = {"tool_calls": [_EXAMPLE_CALL], "tool_call_id": _EXAMPLE_ID, "name": "f"}
+
 # The role of each message, and whether its content is empty.
 ConversationShape = tuple[tuple[str, bool], ...]
 
@@ -32,6 +38,23 @@ def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationSh
             return None
         shape.append((message["role"], not content))
     return tuple(shape)
+
+
+def make_example(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the beginning of a conversation whose last messages have these keys.
+
+    Their values are always the same, so that what is learned does not depend on the records that were seen.
+    """
+    call = {"role": "assistant", "content": "", "tool_calls": [_EXAMPLE_CALL]}
+    example = [
+        {key: value if key == "role" else _EXAMPLE_VALUES.get(key, "x") for key, value in message.items()}
+        for message in messages
+    ]
+    if example and example[0]["role"] == "tool":
+        example.insert(0, call)
+    if example and example[0]["role"] == "assistant":
+        example.insert(0, {"role": "user", "content": "x"})
+    return example
 
 
 def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:

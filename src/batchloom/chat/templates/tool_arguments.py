@@ -28,7 +28,7 @@ def convert_arguments(messages: list[dict[str, Any]], form: ToolArguments) -> li
 
 
 def switch_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with arguments in the form that the first call has not."""
+    """Return messages with arguments in the other form than the first call's."""
     arguments = next(iter(_list_arguments(messages)), None)
     return convert_arguments(messages, "parse" if isinstance(arguments, str) else "text")
 
@@ -58,6 +58,8 @@ def _convert_call(call: dict[str, Any], form: ToolArguments) -> dict[str, Any]:
             arguments = value if isinstance(value, dict) else arguments
     except ValueError:
         # JSON has no such value, or the text is none.
+        return call
+    if arguments is function.get("arguments"):
         return call
     changed = {**function, "arguments": arguments}
     return {**call, "function": changed} if "function" in call else changed

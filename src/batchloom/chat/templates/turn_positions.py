@@ -9,7 +9,7 @@ before. Where the evidence disagrees, the turn is refused with the reason.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ class _TurnSearch:
         marked: MarkedText,
         roles: Sequence[str],
         form: TurnForm,
-        find_headers: Callable[[int], Iterable[str]],
+        find_headers: Callable[[int], Iterable[Collection[str]]],
         render_last: Callable[[int], str],
     ) -> None:
         self._text, self._points, self._form = marked.text, marked.points, form
@@ -123,16 +123,17 @@ class _TurnSearch:
 
     def _find_body(self, number: int, start: int, first: int) -> int | None:
         """Return the end of the header in a round whose first string begins at ``first``."""
-        headers = sorted(self._find_headers(number), key=len, reverse=True)
-        for header in headers:
-            if self._text.startswith(header, start, first):
-                return start + len(header)
-        # Templates write a default system message, or tools, in the round of the first message; or the beginning of a
-        # header in the round before.
-        for header in headers:
-            begin = max(0, start - len(header))
-            if header and self._text.count(header, begin, first) == 1:
-                return self._text.index(header, begin) + len(header)
+        for candidates in self._find_headers(number):
+            headers = sorted(candidates, key=len, reverse=True)
+            for header in headers:
+                if self._text.startswith(header, start, first):
+                    return start + len(header)
+            # Templates write a default system message, or tools, in the round of the first message; or the beginning
+            # of a header in the round before.
+            for header in headers:
+                begin = max(0, start - len(header))
+                if header and self._text.count(header, begin, first) == 1:
+                    return self._text.index(header, begin) + len(header)
         return None
 
     def _find_limit(self, number: int, body: int, limit: int) -> int:
@@ -201,7 +202,7 @@ def locate_turns(
     marked: MarkedText,
     roles: Sequence[str],
     form: TurnForm,
-    find_headers: Callable[[int], Iterable[str]],
+    find_headers: Callable[[int], Iterable[Collection[str]]],
     render_last: Callable[[int], str],
 ) -> list[TurnPosition | None]:
     """Return the position of each message; None if the template writes no text of it.
@@ -210,7 +211,8 @@ def locate_turns(
         marked: the rendered conversation.
         roles: role of each message.
         form: what a probe shows.
-        find_headers: returns the texts with which the template may begin the answer that is message N.
+        find_headers: returns sets of texts with which the template may begin the answer that is message N. A set
+            counts if none before it fits.
         render_last: returns the text of message N if it is the last one.
 
     Raises:

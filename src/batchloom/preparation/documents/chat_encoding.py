@@ -194,10 +194,10 @@ class ChatEncoder(ControlEncoder):
         Raises:
             RenderError: the tool format cannot write its tools or calls.
         """
-        if self._tool_format:
-            return write_tools(conversation, self._tool_format, self._date)
         messages = convert_arguments(conversation.messages, self.tool_arguments)
-        return conversation if messages is conversation.messages else replace(conversation, messages=messages)
+        if messages is not conversation.messages:
+            conversation = replace(conversation, messages=messages)
+        return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
 
     @property
     def notes(self) -> tuple[str, ...]:
