@@ -371,3 +371,60 @@ def test_a_template_of_any_make_is_right_or_refused(tokenizer, tmp_path, templat
     encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert expected in result if isinstance(expected, str) else result == expected
+
+
+CALL_LOOP = """{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
+<|im_end|>
+{% if m.tool_calls %}<|im_start|>user
+{% for r in messages[loop.index:] %}{% if r.role != 'tool' %}{% break %}{% endif %}\
+<tool_response>{{ r.content }}</tool_response>{% endfor %}<|im_end|>
+{% endif %}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("result", ["7 degrees", "", " "])
+@pytest.mark.parametrize("name", ["gemma4", "diffusion_gemma", "own"])
+def test_a_result_in_the_round_of_its_call_is_never_trained(make_encoder, tokenizer, tmp_path, name, result):
+    """A blank result has no mark."""
+    if name == "own":
+        (tmp_path / "t.jinja").write_text(CALL_LOOP + PROMPT)
+        encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    else:
+        encoder = make_encoder(name)
+    messages, tools = CASES["call alone"]
+    messages = [{**turn, "content": result} if turn["role"] == "tool" else turn for turn in messages]
+    [trained] = list_trained_texts(encoder, [(messages, tools)])
+    if isinstance(trained, str):
+        assert "inside turn 2" in trained
+        return
+    call, answer = trained
+    assert "Oslo" in call
+    assert "response:" not in call
+    assert "</tool_response>" not in call
+    assert answer.startswith("Cold.")
+
+
+IN_LOOP = "{% for m in messages %}HEADER{{ m.content }}</s>\n{% if loop.last and add_generation_prompt %}PROMPT{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("header", ["<|{{ m.role }}|>\n", "### {{ m.role }}:\n", "{{ m.role | upper }}: "])
+def test_a_generation_prompt_in_the_loop_is_a_header(tokenizer, tmp_path, header):
+    prompt = header.replace("{{ m.role }}", "assistant").replace("{{ m.role | upper }}", "ASSISTANT")
+    (tmp_path / "t.jinja").write_text(IN_LOOP.replace("HEADER", header).replace("PROMPT", prompt))
+    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    [trained] = list_trained_texts(encoder, [CASES["several turns"]])
+    assert trained == ["Hello.</s>", "Yes.</s>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # The last end token stands behind the loop, and a generation prompt may stand there in any case.
+        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}</s>", ["Hello.<|user|>", "Yes.</s>"]),
+        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>", ["Hello.<|user|>", "Yes."]),
+    ],
+)
+def test_a_stop_token_is_no_header_of_an_answer(tokenizer, tmp_path, template, expected):
+    (tmp_path / "t.jinja").write_text(template)
+    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    assert list_trained_texts(encoder, [CASES["several turns"]]) == [expected]

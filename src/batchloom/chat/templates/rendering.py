@@ -330,6 +330,9 @@ class _TemplateRenderer:
             self._headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
         yield self._headers[context]
         yield self._make_headers(before, tools)
+        if "add_generation_prompt" not in self.template.variables:
+            # What follows the messages may be an end of the text.
+            yield self._find_lead()
 
     def _make_headers(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
         """Return the texts with which the template may begin an answer.
@@ -337,12 +340,15 @@ class _TemplateRenderer:
         After the result of a tool a prompt may have no header although the conversation has that of other answers. A
         template that has no prompt for an answer is given what it writes before all of them.
         """
-        question = self._make_probe(_QUESTION)
-        headers = self._make_prompts(before, tools) | self._make_prompts(question, None)
-        if "add_generation_prompt" not in self.template.variables or not any(headers):
-            lead = os.path.commonprefix([*self.form.leads])  # noqa: RUF071 - of characters
-            headers = headers - {""} | ({lead if lead.strip() else ""} if self.form.leads else set())
-        return headers
+        headers = self._make_prompts(before, tools)
+        if not any(headers):
+            headers |= self._make_prompts(self._make_probe(_QUESTION), None)
+        return headers if any(headers) else self._find_lead()
+
+    def _find_lead(self) -> set[str]:
+        """Return what the template writes before all answers, if a probe shows it."""
+        lead = os.path.commonprefix([*self.form.leads])  # noqa: RUF071 - of characters
+        return {lead if lead.strip() else ""} if self.form.leads else set()
 
     def _make_prompts(self, before: list[dict[str, Any]], tools: list[Any] | None) -> set[str]:
         """Return what a template writes as a generation prompt.
@@ -371,9 +377,10 @@ class _TemplateRenderer:
                 yield shared
 
     def _cut_thought(self, prompt: str) -> str:
-        """Return a generation prompt up to its first added token that is no control token."""
+        """Return a generation prompt up to a token that begins a thought."""
         for token in self.added_pattern.finditer(prompt):
-            if token.start() and not self.pattern.fullmatch(token.group()):
+            is_thought = "think" in token.group().lower() and not self.pattern.fullmatch(token.group())
+            if token.start() and is_thought:
                 return prompt[: token.start()]
         return prompt
 

@@ -97,6 +97,7 @@ class _TurnSearch:
         self._text, self._points, self._form = marked.text, marked.points, form
         self._find_headers, self._render_last = find_headers, render_last
         self._roles, self._rounds = roles, _choose_rounds(marked, roles)
+        self._ordered_rounds = sorted(self._rounds.values())
         self._places: dict[int, list[int]] = {}
         for place, point in enumerate(self._points):
             self._places.setdefault(point.owner, []).append(place)
@@ -118,7 +119,8 @@ class _TurnSearch:
         inside = [point for point in points if body <= point.position <= limit]
         if not {point.pair for point in inside}.issuperset(point.pair for point in points):
             raise TurnPositionError(f"the template writes {turn} in several places")
-        stop, end = self._find_stop(number, inside[-1].position if inside else body, limit)
+        last = inside[-1].position if inside else body
+        stop, end = self._find_stop(number, self._text[start:body], last, limit)
         return TurnPosition(start, body, stop, end)
 
     def _find_body(self, number: int, start: int, first: int) -> int | None:
@@ -141,7 +143,10 @@ class _TurnSearch:
         first = bisect_right(self._points, body, key=lambda point: point.position)
         last = bisect_left(self._points, limit, key=lambda point: point.position)
         others = [point for point in self._points[first:last] if point.owner != number]
-        if not others:
+        # The result of a call may have no marked string.
+        is_called = self._roles[number + 1 : number + 2] == ["tool"]
+        result = self._rounds.get(number + 1)
+        if not others and not (is_called and (result is None or result.start < limit)):
             return limit
         start, written = self._rounds[number].start, self._render_last(number)
         limit = start + len(written)
@@ -149,7 +154,8 @@ class _TurnSearch:
             self._text.startswith(written, start)
             and all(point.owner > number and point.position >= limit for point in others)
         ):
-            raise TurnPositionError(f"the template writes turn {others[0].owner + 1} inside turn {number + 1}")
+            inner = others[0].owner if others else number + 1
+            raise TurnPositionError(f"the template writes turn {inner + 1} inside turn {number + 1}")
         return limit
 
     def locate_other(self, number: int) -> TurnPosition | None:
@@ -173,18 +179,31 @@ class _TurnSearch:
         token = self._form.control.search(self._text, stop, limit)
         return TurnPosition(body, body, *(token.span() if token else (stop, stop)))
 
-    def _find_stop(self, number: int, last: int, limit: int) -> tuple[int, int]:
+    def _find_stop(self, number: int, header: str, last: int, limit: int) -> tuple[int, int]:
         """Return start and end of the stop token after an answer's last string."""
-        text, control = self._text, self._form.control
+        text = self._text
         ending = next((one for one in self._form.ends if text.endswith(one.text, last, limit)), None)
         begin = limit - len(ending.text) if ending else limit
         if ending is not None and ending.end:
             return begin, begin + ending.end
-        following = None
-        if ASSISTANT not in self._roles[number + 1 : number + 2]:
-            # The header of the next message may be the stop token, as the model writes it.
-            following = control.match(text, _skip_space(text, limit))
-        return self._find_last_token(last, limit) or (following.span() if following else (begin, begin))
+        if token := self._find_last_token(last, limit):
+            return token
+        if any(one.end for one in self._form.ends):
+            raise TurnPositionError(f"the template writes no stop token after turn {number + 1}")
+        return self._find_next_token(header, limit) or (begin, begin)
+
+    def _find_next_token(self, header: str, limit: int) -> tuple[int, int] | None:
+        """Return the control token that begins the next message, as a model writes it."""
+        token = self._form.control.match(self._text, _skip_space(self._text, limit))
+        if token is None:
+            return None
+        following = bisect_left(self._ordered_rounds, limit, key=lambda span: span.start)
+        if following < len(self._ordered_rounds):
+            is_stop = self._roles[self._ordered_rounds[following].owner] != ASSISTANT
+        else:
+            # Behind all messages stands their end, or the header of another answer.
+            is_stop = token.group() not in header
+        return token.span() if is_stop else None
 
     def _find_last_token(self, start: int, limit: int) -> tuple[int, int] | None:
         """Return start and end of a control token that only white space follows."""
