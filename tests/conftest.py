@@ -18,6 +18,8 @@ pytest_plugins = ["leaks"]
 
 # Without bytecode files each process that a test starts would compile all modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# With it a command that does not flush its output seems to print at once.
+os.environ.pop("PYTHONUNBUFFERED", None)
 sys.dont_write_bytecode = False
 # Test files run in parallel, and models this small are slower on two threads.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,5 +1,6 @@
 """``batchloom view``."""
 
+import sys
 from typing import Annotated, Any
 
 from batchloom.cli.options import Argument, with_settings
@@ -23,6 +24,12 @@ def view(
     """Look at data, masks, packing, plans and runs in a browser."""
     spec = ViewSpec(data=data, **settings)
     if spec.out is None:
-        serve_view(spec, print_escaped)
+        serve_view(spec, _print_at_once)
     else:
         print_escaped(f"Wrote {write_view(spec, spec.out)} to {spec.out}.")
+
+
+def _print_at_once(line: str) -> None:
+    """Print a line at once, also into a pipe: the server goes on until it ends."""
+    print_escaped(line)
+    sys.stdout.flush()
