@@ -8,7 +8,7 @@ these alone, with examples that differ in every run; see ``explore.py``.
 import zlib
 
 TIERS = ("fast", "slow", "all", "properties")
-_FAST_SHARE = 8
+_FAST_SHARE = 12
 
 # conftest.py sets this from ``--tier`` before test modules are imported.
 tier = "fast"
