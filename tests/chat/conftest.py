@@ -1,5 +1,6 @@
 """Small tokenizers with control tokens, shared by the tests of conversations."""
 
+import functools
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from tokenizers import (
     trainers,
 )
 
+from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer
 
 TEXTS = [
@@ -86,3 +88,34 @@ def hf_tokenizers(tokenizer_folders):
     from transformers import PreTrainedTokenizerFast
 
     return {name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in tokenizer_folders.items()}
+
+
+@pytest.fixture(scope="session")
+def trl_tokenizer(tmp_path_factory):
+    """Tokenizer with the control tokens of all templates of TRL."""
+    from chat.template_cases import BOS, EOS, find_control_tokens
+
+    folder = make_byte_level_tokenizer(
+        tmp_path_factory.mktemp("tokenizer") / "t",
+        control=find_control_tokens(),
+        plain_added=[*PLAIN_ADDED, "<tool_call>", "</tool_call>"],
+        bos_token=BOS,
+        eos_token=EOS,
+    )
+    return resolve_tokenizer(str(folder))
+
+
+@pytest.fixture(scope="session")
+def make_trl_encoder(trl_tokenizer, tmp_path_factory):
+    """Function that makes the encoder of a template of TRL, by its name."""
+    from chat.template_cases import TEMPLATES, remove_marks
+
+    folder = tmp_path_factory.mktemp("templates")
+
+    @functools.cache
+    def make(name):
+        path = folder / f"{name}.jinja"
+        path.write_text(remove_marks(TEMPLATES[name]))
+        return ChatEncoder(trl_tokenizer, str(path))
+
+    return make

@@ -346,12 +346,13 @@ def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path)
     for encoder, altered in (
         (
             ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja")),
-            {"leaves out the list of tools": 1, "leaves out reasoning": 1},
+            ["leaves out reasoning", "leaves out the list of tools"],
         ),
-        (ChatEncoder(tokenizers["bytes"], "plain"), {"leaves out reasoning": 1}),
+        (ChatEncoder(tokenizers["bytes"], "plain"), ["leaves out reasoning"]),
     ):
         encoded = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
-        assert encoded.altered == altered
+        assert sorted(change.partition(" (")[0] for change in encoded.altered) == altered
+        assert all(numbers == [0] for numbers in encoded.altered.values())
 
 
 @pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)

@@ -1,31 +1,25 @@
 """Trained turns under published templates, against the marks that TRL puts around them and against texts read by hand."""
 
-import functools
 import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
-from batchloom.tokens import resolve_tokenizer
-from chat.conftest import PLAIN_ADDED, make_byte_level_tokenizer
 from chat.template_cases import (
-    BOS,
     CASES,
     EOS,
     MARKED,
     TEMPLATES,
     TOOLS,
     UNMARKED,
-    find_control_tokens,
     list_marked_texts,
-    remove_marks,
 )
+from chat.trained_texts import list_trained_texts
 from tiers import examples
 
 # A call of its own form each: JSON, channels, XML, control tokens, and no stop token.
@@ -42,46 +36,6 @@ MARKED_HEADERS = {
 UNMARKED_STOP = {"diffusion_gemma_training": "<|tool_response>"}
 # Trained texts of templates for which TRL has no marks, read once.
 CHECKED = Path(__file__).with_name("checked_turns.json")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = make_byte_level_tokenizer(
-        tmp_path_factory.mktemp("tokenizer") / "t",
-        control=find_control_tokens(),
-        plain_added=[*PLAIN_ADDED, "<tool_call>", "</tool_call>"],
-        bos_token=BOS,
-        eos_token=EOS,
-    )
-    return resolve_tokenizer(str(folder))
-
-
-@pytest.fixture(scope="module")
-def make_encoder(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("templates")
-
-    @functools.cache
-    def make(name, tool_arguments="as-is"):
-        path = folder / f"{name}.jinja"
-        path.write_text(remove_marks(TEMPLATES[name]))
-        encoder = ChatEncoder(tokenizer, str(path))
-        encoder.tool_arguments = tool_arguments
-        return encoder
-
-    return make
-
-
-def list_trained_texts(encoder, cases):
-    """Return for each conversation the trained texts, or why it is refused."""
-    conversations = [Conversation(messages, tools) for messages, tools in cases]
-    encoded = encode_conversations(conversations, encoder, ChatRecipe(prove=True))
-    results = {fault.number: fault.reason for fault in [*encoded.faults, *encoded.dropped]}
-    starts = np.concatenate([[0], np.cumsum(encoded.lengths, dtype=np.int64)])
-    for number, start, stop in zip(encoded.numbers.tolist(), starts[:-1], starts[1:], strict=True):
-        ids, mask = encoded.ids[start:stop], encoded.mask[start:stop]
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
-        results[number] = [encoder.tokenizer.decode(ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    return [results[number] for number in range(len(cases))]
 
 
 def normalize(name, texts):
@@ -126,8 +80,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", BY_TIER)
-def test_a_turn_is_what_the_training_template_marks(make_encoder, name):
-    results = list_trained_texts(make_encoder(name), list(CASES.values()))
+def test_a_turn_is_what_the_training_template_marks(make_trl_encoder, name):
+    results = list_trained_texts(make_trl_encoder(name), list(CASES.values()))
     differences = {
         case: difference
         for case, trained in zip(CASES, results, strict=True)
@@ -145,7 +99,7 @@ def test_a_turn_is_what_the_training_template_marks(make_encoder, name):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_encoder, name, data):
+def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_trl_encoder, name, data):
     """Words of random conversations are in the turns of their own messages, and numbers between them."""
     words = iter(f"w{number}w" for number in range(1000))
     kinds = ["word", 7.5, True, None, [], {}, ["word", 3], {"k": "word", "n": 4}]
@@ -169,7 +123,7 @@ def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_encoder, name, 
         messages.append({"role": "user", "content": next(words)})
     messages.pop()
     tools = data.draw(st.sampled_from([None, TOOLS]))
-    [trained] = list_trained_texts(make_encoder(name), [(messages, tools)])
+    [trained] = list_trained_texts(make_trl_encoder(name), [(messages, tools)])
     assume(not isinstance(trained, str))
     answers = [message for message in messages if message["role"] == "assistant"]
     assert len(trained) == len(answers)
@@ -186,8 +140,8 @@ def _find_words(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNMARKED)
-def test_a_turn_of_a_template_without_marks_is_as_read_by_hand(make_encoder, name):
-    trained = list_trained_texts(make_encoder(name), list(CASES.values()))
+def test_a_turn_of_a_template_without_marks_is_as_read_by_hand(make_trl_encoder, name):
+    trained = list_trained_texts(make_trl_encoder(name), list(CASES.values()))
     assert dict(zip(CASES, trained, strict=True)) == json.loads(CHECKED.read_text())[name]
 
 
@@ -200,9 +154,9 @@ AS_STRINGS = [{**turn, "content": "".join(part["text"] for part in turn["content
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "glm4moe", "qwen3_vl", "smolvlm"])
-def test_text_parts_are_written_as_one_text(make_encoder, name):
+def test_text_parts_are_written_as_one_text(make_trl_encoder, name):
     """Templates that take only strings, only parts, or both."""
-    encoder = make_encoder(name)
+    encoder = make_trl_encoder(name)
     parts, strings = (
         encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True)) for turns in (PARTS, AS_STRINGS)
     )
@@ -213,12 +167,12 @@ def test_text_parts_are_written_as_one_text(make_encoder, name):
     assert any("text parts" in change for change in parts.altered) == is_joined
 
 
-def test_a_tool_without_a_type_is_a_function(make_encoder):
+def test_a_tool_without_a_type_is_a_function(make_trl_encoder):
     """Published templates read ``tool.function``; transformers renders such a list as it is, or fails."""
     bare = [TOOLS[0]["function"]]
     messages, _ = CASES["call alone"]
     for name in ("gptoss", "qwen3", "muse_glimmer"):
-        encoder = make_encoder(name)
+        encoder = make_trl_encoder(name)
         wrapped, unwrapped = (
             encode_conversations([Conversation(messages, tools)], encoder, ChatRecipe(prove=True))
             for tools in (TOOLS, bare)
@@ -228,7 +182,7 @@ def test_a_tool_without_a_type_is_a_function(make_encoder):
         assert any("tools without a type" in change for change in unwrapped.altered)
 
 
-def test_a_thought_before_a_call_is_trained(make_encoder):
+def test_a_thought_before_a_call_is_trained(make_trl_encoder):
     """LLaMA-Factory accepts it in the text of a ``function_call``."""
     call = '<think>\nLook it up.\n</think>\n\n{"name": "get_weather", "arguments": {"city": "Oslo"}}'
     turns = [
@@ -241,7 +195,7 @@ def test_a_thought_before_a_call_is_trained(make_encoder):
     messages = make_record_reader(detect_schema([record], None))(record).messages
     separate, _ = CASES["thought before a call"]
     separate = [{**turn, "reasoning_content": None} if turn["content"] == "Cold." else turn for turn in separate]
-    encoder = make_encoder("qwen3")
+    encoder = make_trl_encoder("qwen3")
     assert list_trained_texts(encoder, [(messages, TOOLS)]) == list_trained_texts(encoder, [(separate, TOOLS)])
 
 
@@ -253,12 +207,12 @@ def test_a_thought_before_a_call_is_trained(make_encoder):
         ("m.content[:3]", "changes content of turn 1"),
     ],
 )
-def test_a_user_that_a_template_does_not_quote_is_a_fault(tokenizer, tmp_path, content, reason):
+def test_a_user_that_a_template_does_not_quote_is_a_fault(trl_tokenizer, tmp_path, content, reason):
     """An answer to another question would be trained."""
     text = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
     condition = "loop.index != 3" if "-" in content else "m.role != 'user'"
     (tmp_path / "t.jinja").write_text(text.replace("CONTENT", f"m.content if {condition} else {content}"))
-    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert reason in result
 
@@ -273,9 +227,9 @@ def write_arguments(arguments):
 TEXT_CALL, OBJECT_CALL = write_arguments('{"city": "Oslo"}'), write_arguments({"city": "Oslo"})
 
 
-def test_arguments_as_json_text_stay_and_are_noticed(make_encoder):
+def test_arguments_as_json_text_stay_and_are_noticed(make_trl_encoder):
     """Ids are those of transformers, which writes the text as a string within the call."""
-    encoder = make_encoder("gptoss")
+    encoder = make_trl_encoder("gptoss")
     encoded = encode_conversations([Conversation(*TEXT_CALL)], encoder, ChatRecipe(prove=True))
     assert r'"{\"city\": \"Oslo\"}"<|call|>' in encoder.tokenizer.decode(encoded.ids)
     assert [change for change in encoded.altered if "--tool-arguments parse" in change]
@@ -287,17 +241,17 @@ def test_arguments_as_json_text_stay_and_are_noticed(make_encoder):
     ("name", "case", "form"),
     [("gptoss", TEXT_CALL, "parse"), ("qwen3", TEXT_CALL, "parse"), ("deepseekv3", OBJECT_CALL, "text")],
 )
-def test_arguments_are_converted_on_request(make_encoder, name, case, form):
+def test_arguments_are_converted_on_request(make_trl_encoder, name, case, form):
     other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
-    [expected] = list_trained_texts(make_encoder(name), [other])
-    converted = list_trained_texts(make_encoder(name, form), [case, other])
+    [expected] = list_trained_texts(make_trl_encoder(name), [other])
+    converted = list_trained_texts(make_trl_encoder(name), [case, other], tool_arguments=form)
     assert converted == [expected, expected]
 
 
 @pytest.mark.parametrize(("name", "case"), [("glm4moe", TEXT_CALL), ("deepseekv3", OBJECT_CALL)])
-def test_arguments_are_converted_for_a_template_that_takes_one_form(make_encoder, name, case):
+def test_arguments_are_converted_for_a_template_that_takes_one_form(make_trl_encoder, name, case):
     other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
-    encoder = make_encoder(name)
+    encoder = make_trl_encoder(name)
     encoded = encode_conversations([Conversation(*case)], encoder, ChatRecipe(prove=True))
     expected = encode_conversations([Conversation(*other)], encoder, ChatRecipe(prove=True))
     assert encoded.ids.tolist() == expected.ids.tolist()
@@ -319,10 +273,12 @@ def format_row(name, results):
 
 
 @pytest.mark.slow
-def test_the_table_of_templates_is_in_the_docs(make_encoder):
+def test_the_table_of_templates_is_in_the_docs(make_trl_encoder):
     names = [name for name in TEMPLATES if name not in MARKED]
     rows = [
-        format_row(name, dict(zip(CASES, list_trained_texts(make_encoder(name), list(CASES.values())), strict=True)))
+        format_row(
+            name, dict(zip(CASES, list_trained_texts(make_trl_encoder(name), list(CASES.values())), strict=True))
+        )
         for name in names
     ]
     table = PAGE.read_text().partition("## ")[0]
@@ -366,9 +322,9 @@ ANSWERS = ["Hello.<|im_end|>", "Yes.<|im_end|>"]
         ("{{ messages }}", "cannot be found"),
     ],
 )
-def test_a_template_of_any_make_is_right_or_refused(tokenizer, tmp_path, template, expected):
+def test_a_template_of_any_make_is_right_or_refused(trl_tokenizer, tmp_path, template, expected):
     (tmp_path / "t.jinja").write_text(template.replace("TURN", TURN))
-    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert expected in result if isinstance(expected, str) else result == expected
 
@@ -384,13 +340,13 @@ CALL_LOOP = """{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.
 
 @pytest.mark.parametrize("result", ["7 degrees", "", " "])
 @pytest.mark.parametrize("name", ["gemma4", "diffusion_gemma", "own"])
-def test_a_result_in_the_round_of_its_call_is_never_trained(make_encoder, tokenizer, tmp_path, name, result):
+def test_a_result_in_the_round_of_its_call_is_never_trained(make_trl_encoder, trl_tokenizer, tmp_path, name, result):
     """A blank result has no mark."""
     if name == "own":
         (tmp_path / "t.jinja").write_text(CALL_LOOP + PROMPT)
-        encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+        encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
     else:
-        encoder = make_encoder(name)
+        encoder = make_trl_encoder(name)
     messages, tools = CASES["call alone"]
     messages = [{**turn, "content": result} if turn["role"] == "tool" else turn for turn in messages]
     [trained] = list_trained_texts(encoder, [(messages, tools)])
@@ -408,10 +364,10 @@ IN_LOOP = "{% for m in messages %}HEADER{{ m.content }}</s>\n{% if loop.last and
 
 
 @pytest.mark.parametrize("header", ["<|{{ m.role }}|>\n", "### {{ m.role }}:\n", "{{ m.role | upper }}: "])
-def test_a_generation_prompt_in_the_loop_is_a_header(tokenizer, tmp_path, header):
+def test_a_generation_prompt_in_the_loop_is_a_header(trl_tokenizer, tmp_path, header):
     prompt = header.replace("{{ m.role }}", "assistant").replace("{{ m.role | upper }}", "ASSISTANT")
     (tmp_path / "t.jinja").write_text(IN_LOOP.replace("HEADER", header).replace("PROMPT", prompt))
-    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
     [trained] = list_trained_texts(encoder, [CASES["several turns"]])
     assert trained == ["Hello.</s>", "Yes.</s>"]
 
@@ -424,7 +380,7 @@ def test_a_generation_prompt_in_the_loop_is_a_header(tokenizer, tmp_path, header
         ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>", ["Hello.<|user|>", "Yes."]),
     ],
 )
-def test_a_stop_token_is_no_header_of_an_answer(tokenizer, tmp_path, template, expected):
+def test_a_stop_token_is_no_header_of_an_answer(trl_tokenizer, tmp_path, template, expected):
     (tmp_path / "t.jinja").write_text(template)
-    encoder = ChatEncoder(tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
     assert list_trained_texts(encoder, [CASES["several turns"]]) == [expected]

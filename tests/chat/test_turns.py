@@ -250,13 +250,14 @@ def test_changes_of_contents_by_a_template_are_counted(make_encoder):
         make_conversation("x", "y"),
     ]
     encoded = encode_conversations(conversations, make_encoder(THINKING), PROVED)
-    assert encoded.altered == {"changes contents or leaves out parts of them": 1}
+    remedy = "--reasoning split trains each thought where the template writes it"
+    assert encoded.altered == {f"leaves out reasoning ({remedy})": [0]}
     assert decode_trained(make_encoder(THINKING), conversations[0]) == [
         "yes<|im_end|>",
         "<think>\nnew\n</think>\n\nno<|im_end|>",
     ]
     stripped = encode_conversations([make_conversation(" x", "y")], make_encoder("llama3"), PROVED)
-    assert stripped.altered == {"strips white space around contents": 1}
+    assert stripped.altered == {"strips white space around contents": [0]}
 
 
 def test_typed_parts(make_encoder):
@@ -271,7 +272,7 @@ def test_a_template_that_leaves_out_a_turn_is_reported(make_encoder):
         "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     )
     encoded = encode_conversations([make_conversation("a", "b", system="s")], make_encoder(template), PROVED)
-    assert encoded.altered == {"leaves out messages": 1}
+    assert encoded.altered == {"leaves out messages": [0]}
     assert not encoded.faults
     rules = ChatRecipe()
     conversation = make_conversation("a", "b", system="s", trained=[True])

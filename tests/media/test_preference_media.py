@@ -156,7 +156,8 @@ REFUSED = {
         "holds 1 image and 0 placeholders",
     ),
     "a placeholder without its image": (
-        {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD], "images": []}, "placeholder <image> without its image",
+        {"prompt": [ASKED, ASKED], "chosen": [GOOD], "rejected": [BAD], "images": ["a.png"]},
+        "placeholder <image> without its image",
     ),
     "one image too few on the rejected side": (
         {"messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD], "images": ["a.png"], "rejected_images": [""]},

@@ -163,6 +163,19 @@ def test_media_in_records_are_always_embedded(tmp_path, processors):
     assert medium.blob[0].read_bytes() == data
 
 
+def test_placeholders_of_records_without_media_are_counted_texts(tmp_path, processors, caplog):
+    answer = "1. <audio>: sound\n2. <video>: film\n3. <image>"
+    rows = [{"messages": make_messages("New elements of HTML?", answer)}, {"messages": make_messages("And?", "None.")}]
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"])
+    [first, _, last] = [store.tokenizer.decode(store[number].ids) for number in range(len(store))]
+    assert answer in first
+    assert answer in last
+    [note] = [message for message in caplog.messages if "such as <image> as text" in message]
+    assert ": 2 records, first in.jsonl, line 1. " in note
+
+
 def test_sounds_are_stored_with_their_true_lengths(tmp_path, processors):
     file = write_sounds(tmp_path / "in")
     store = prepare_store(file, tmp_path / "out", processors["qwen2_audio"])
@@ -174,7 +187,7 @@ def test_sounds_are_stored_with_their_true_lengths(tmp_path, processors):
 
 BAD = {
     "no medium": (
-        {"messages": make_messages("<image><image>?", "A.")},
+        {"messages": make_messages("<image><image>?", "A."), "images": ["good.png"]},
         "placeholder <image> without its image",
     ),
     "no placeholder": ({"messages": make_messages("?", "A."), "images": ["good.png"]}, "has none"),

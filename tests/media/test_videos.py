@@ -384,7 +384,7 @@ def test_bad_videos_are_quarantined_with_their_lines(sources, tmp_path):
         for name in ("good.mp4", "cut.mp4", "page.mp4", "none.mp4")
     ]
     rows.append({"messages": make_messages("Where?", "No."), "videos": ["good.mp4"]})
-    rows.append({"messages": make_messages("<video>?", "No.")})
+    rows.append({"messages": make_messages("<video><video>?", "No."), "videos": ["good.mp4"]})
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = make_store(file, tmp_path / "store", processor_folder)

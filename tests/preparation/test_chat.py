@@ -379,7 +379,7 @@ def test_template_changes_to_turns_are_reported_once(tmp_path, caplog, messages,
     template = str(tmp_path / "odd.jinja")
     make(tmp_path, [prompt | answers] * 2, template=template, max_bad=2)
     (note,) = [note for note in caplog.messages if message in note]
-    assert note.startswith(f"Template odd.jinja {message}, first in in.jsonl: ")
+    assert note.startswith(f"Template odd.jinja {message}: 2 records, first in.jsonl, line 1. batchloom doctor ")
 
 
 def test_cleaning_that_skips_conversations_is_reported(tmp_path, caplog):

@@ -476,7 +476,7 @@ def test_every_setting_has_its_key():
     names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
     assert sorted(SETTINGS) == sorted(set(names) - groups)
     recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "prompts", "carry", "balance_subsets", "follow_links"}
-    optional_keys |= {"template_args", "template_date", "tool_format", "tool_arguments"}
+    optional_keys |= {"template_args", "template_date", "tool_format", "tool_arguments", "reasoning"}
     optional_keys |= {"default_system", "train_on_eos"}
     read_recipe = ReadRecipe(ignore=("lang",), prompts=True, carry=("answer",))
     chat = ChatRecipe(
@@ -484,6 +484,7 @@ def test_every_setting_has_its_key():
         template_date="2026-07-26",
         tool_format="qwen",
         tool_arguments="parse",
+        reasoning="drop",
         default_system="s",
         train_on_eos="all",
     )

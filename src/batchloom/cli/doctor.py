@@ -41,7 +41,8 @@ _LEGEND = (
             "normalize",
             "clean",
         ),
-        *("max_bad", "template", "template_args", "template_date", "tool_format", "tool_arguments", "default_system"),
+        *("max_bad", "template", "template_args", "template_date", "tool_format", "tool_arguments"),
+        *("reasoning", "default_system"),
         *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),
 )

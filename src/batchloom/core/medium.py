@@ -6,6 +6,8 @@ from typing import Literal
 
 MediumKind = Literal["image", "audio", "video"]
 MEDIUM_KINDS: tuple[MediumKind, ...] = ("image", "audio", "video")
+# Text that stands for a medium, as in LLaVA and LLaMA-Factory.
+PLACEHOLDER_PATTERN = re.compile(f"<({'|'.join(MEDIUM_KINDS)})>")
 _EXTENSIONS_BY_KIND: dict[MediumKind, str] = {
     "image": "jpg jpeg jpe jfif png gif webp bmp tif tiff ppm pgm avif",
     "audio": "wav flac mp3 ogg oga opus aif aiff au caf m4a aac wma",

@@ -364,7 +364,7 @@ class Examination:
                 self.faults.append(str(error))
                 self._encoder = None
             else:
-                group.altered.update(encoded_batch.altered)
+                group.altered.update({change: len(numbers) for change, numbers in encoded_batch.altered.items()})
                 return encoded_batch
         return encode_nothing(record_parser, documents, weights)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import orjson
 
+from batchloom.chat.schema.agent_traces import SESSION_REMEDY, is_session_event
 from batchloom.chat.schema.record_keys import (
     TURN_ROLES,
     check_first_records,
+    decode_items,
     describe_unreadable,
     drop_keys,
     list_messages,
@@ -134,6 +136,7 @@ def detect_schema(
     raise_problems(find_mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")
+    records = [{name: decode_items(value) for name, value in row.items()} for row in records]
     if ignored:
         records = [drop_keys(row, ignored) for row in records]
     mapping = match_mapping_columns(mapping, (name for row in records for name in row))
@@ -527,6 +530,8 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
     parts = [f"no schema fits: the records have {_describe_column_types(columns)}"]
+    if all(map(is_session_event, rows)):
+        return SchemaError("; ".join([*parts, SESSION_REMEDY]), list(columns))
     if unsupported := describe_unreadable(rows):
         parts.append(unsupported)
     byte_columns = [name for name, value in columns.items() if isinstance(value, bytes)]

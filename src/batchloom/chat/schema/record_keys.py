@@ -427,6 +427,17 @@ def remove_nulls(value: Any) -> Any:
     return [remove_nulls(item) for item in value] if isinstance(value, list) else value
 
 
+def decode_items(value: Any) -> Any:
+    """Return a list of objects in JSON as the objects; any other value unchanged.
+
+    Hugging Face datasets write messages and tools so, whose objects differ from row to row.
+    """
+    is_json = isinstance(value, list) and value and all(isinstance(item, str) and item[:1] == "{" for item in value)
+    with contextlib.suppress(orjson.JSONDecodeError):
+        return [orjson.loads(item) for item in value] if is_json else value
+    return value
+
+
 def list_messages(value: object) -> list[dict[str, Any]]:
     """Return the messages of a column: a list, a single one, or JSON text of a list."""
     if isinstance(value, str):

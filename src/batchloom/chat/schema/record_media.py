@@ -1,11 +1,13 @@
 """Media in records: typed parts, placeholders in texts, and frames of videos.
 
+A placeholder stands for a medium only in a record with media columns of its kind. In any other it is text.
 Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenAI (``image_url``,
 ``input_audio``); placeholders (``<image>``, ``<audio>``, ``<video>``) those of LLaVA and LLaMA-Factory.
 """
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +23,6 @@ from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import describe_json_type, format_count
 
-_PLACEHOLDER = re.compile("<(image|audio|video)>")
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*", re.ASCII)
 # Beginnings of media files in base64 (JPEG, MP3; PNG, GIF, RIFF, MP3 with tags, FLAC, Ogg, TIFF, BMP; AVIF, MP4 and
@@ -47,16 +48,13 @@ _MEDIUM_TYPES: dict[str, MediumKind] = {
     "input_image": "image",
     "input_audio": "audio",
 }
-# Keys of a part that hold its content, in addition to the name of its type; ``value`` is LLaMA-Factory's.
-_CONTENT_KEYS = ("url", "path", "base64", "data", "bytes", "value")
+# Keys of a part that hold its content, in addition to the name of its type; ``value`` is LLaMA-Factory's, ``source``
+# Anthropic's.
+_CONTENT_KEYS = ("url", "path", "base64", "data", "bytes", "value", "source")
 
 
 class MediumIndex(int):
     """Index of a medium in its record; its type excludes numbers of the data."""
-
-
-def has_placeholder(text: str) -> bool:
-    return _PLACEHOLDER.search(text) is not None
 
 
 def is_extracted_medium(part: object) -> bool:
@@ -97,7 +95,7 @@ def _parse_medium_object(kind: MediumKind, value: Mapping[str, Any], field_path:
             if not isinstance(value[name], str):
                 return parse_medium(kind, value[name], f"{field_path}.{name}")
             return Medium(kind, "", _decode_base64(value[name], f"{field_path}.{name}"))
-    for name in ("url", "path", kind, f"{kind}_url", "value"):
+    for name in ("url", "path", kind, f"{kind}_url", "value", "source"):
         if is_non_empty(value.get(name)):
             return parse_medium(kind, value[name], f"{field_path}.{name}")
     keys = ", ".join(repr(str(key)) for key in value) or "nothing"
@@ -130,6 +128,12 @@ class MediaExtractor:
         self._indices: dict[Medium, MediumIndex] = {}
         self._column_media = {kind: _list_column_media(schema, row, kind) for kind in MEDIUM_KINDS}
         self._used_indices: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
+        kinds = [kind for kind in MEDIUM_KINDS if self._column_media[kind]]
+        self._placeholder = _compile_placeholder(tuple(kinds))
+
+    def has_placeholder(self, text: str) -> bool:
+        """Return whether a text has a placeholder of a medium that the record has."""
+        return self._placeholder.search(text) is not None
 
     def extract_row(self) -> dict[str, Any]:
         """Return the record with parts for its media, and without the media columns."""
@@ -137,7 +141,7 @@ class MediaExtractor:
         left_out = {name for role in _MEDIA_ROLES for name in columns.get(role, ())}
         row = {name: value for name, value in self._row.items() if name not in left_out}
         for name in (*columns.get("system", ()), *columns.get("history", ())):
-            _check_no_placeholders(row.get(name), name)
+            self._check_no_placeholders(row.get(name), name)
         self._join_context(row)
         for role, speaker in _COLUMN_ROLES.items():
             for name in columns.get(role, ()):
@@ -196,7 +200,7 @@ class MediaExtractor:
         prompts = [name for name in columns.get("prompt", ()) if isinstance(row.get(name), str)]
         contexts = [name for name in columns.get("context", ()) if isinstance(row.get(name), str)]
         prompts, contexts = ([name for name in some if row[name].strip()] for some in (prompts, contexts))
-        if prompts and contexts and _PLACEHOLDER.search(row[prompts[0]] + row[contexts[0]]):
+        if prompts and contexts and self.has_placeholder(row[prompts[0]] + row[contexts[0]]):
             row[prompts[0]] = f"{row[prompts[0]]}\n{row.pop(contexts[0])}"
 
     def _extract_column(self, value: Any, name: str, speaker: str) -> Any:
@@ -225,7 +229,7 @@ class MediaExtractor:
     def extract_content(self, content: str | list[Any], field_path: str) -> Any:
         """Return a content with parts for its media; the same object if it has none."""
         if isinstance(content, str):
-            return self._split(content, field_path) if _PLACEHOLDER.search(content) else content
+            return self._split(content, field_path) if self.has_placeholder(content) else content
         parts: list[Any] = []
         for index, part in enumerate(content):
             parts += self._extract_part(part, f"{field_path}[{index}]")
@@ -236,8 +240,10 @@ class MediaExtractor:
         if kind is not None:
             check_keys(part, PART_KEYS, field_path)
             yield self._extract_typed_part(part, kind, field_path)
+        elif isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("content"), list):
+            yield {**part, "content": self.extract_content(part["content"], f"{field_path}.content")}
         elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") == "text":
-            if _PLACEHOLDER.search(part["text"]):
+            if self.has_placeholder(part["text"]):
                 check_keys(part, PART_KEYS, field_path)
                 yield from self._split(part["text"], f"{field_path}.text")
             else:
@@ -258,12 +264,23 @@ class MediaExtractor:
 
     def _split(self, text: str, field_path: str) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
-        for index, segment in enumerate(_PLACEHOLDER.split(text)):
+        for index, segment in enumerate(self._placeholder.split(text)):
             if index % 2:
                 parts.append(self._extract_next(cast("MediumKind", segment), field_path))
             elif segment:
                 parts.append({"type": "text", "text": segment})
         return parts
+
+    def _check_no_placeholders(self, value: object, name: str) -> None:
+        """Raise if a column that cannot hold media has a placeholder."""
+        if isinstance(value, list | tuple):
+            for item in value:
+                self._check_no_placeholders(item, name)
+        elif isinstance(value, str) and (match := self._placeholder.search(value)):
+            raise UnusableRecordError(
+                f"column {name!r} has a placeholder {match.group()}, but media are read only in the turns, the prompt "
+                "and the response; write the record as messages"
+            )
 
     def _extract_next(self, kind: MediumKind, field_path: str) -> dict[str, Any]:
         used, column_media = self._used_indices[kind], self._column_media[kind]
@@ -297,20 +314,14 @@ class MediaExtractor:
         return {"type": medium.kind, "medium": index}
 
 
+@functools.cache
+def _compile_placeholder(kinds: tuple[MediumKind, ...]) -> re.Pattern[str]:
+    """Return the pattern of the placeholders of these kinds."""
+    return re.compile(f"<({'|'.join(kinds)})>" if kinds else "(?!)")
+
+
 def _copy(used_indices: Mapping[MediumKind, set[int]]) -> dict[MediumKind, set[int]]:
     return {kind: set(indices) for kind, indices in used_indices.items()}
-
-
-def _check_no_placeholders(value: object, name: str) -> None:
-    """Raise if a column that cannot hold media has a placeholder."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            _check_no_placeholders(item, name)
-    elif isinstance(value, str) and (match := _PLACEHOLDER.search(value)):
-        raise UnusableRecordError(
-            f"column {name!r} has a placeholder {match.group()}, but media are read only in the turns, the prompt "
-            "and the response; write the record as messages"
-        )
 
 
 def _get_part_kind(part: object) -> MediumKind | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from batchloom.chat.schema.record_keys import (
     TURN_ROLES,
     check_keys,
+    decode_items,
     drop_keys,
     list_messages,
     remove_nulls,
@@ -23,7 +24,6 @@ from batchloom.chat.schema.record_keys import (
 )
 from batchloom.chat.schema.record_media import (
     MediaExtractor,
-    has_placeholder,
     is_extracted_medium,
     parse_medium,
     reorder_media,
@@ -193,7 +193,7 @@ class SchemaReader:
         self._refused_columns = frozenset((*self._late, *self._unsupported))
         self._turn_columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
         nested_columns = top_level_columns((*self._turn_columns, *self._tools.names))
-        self._null_columns = nested_columns if has_inserted_nulls else frozenset()
+        self._nested_columns, self._has_inserted_nulls = nested_columns, has_inserted_nulls
         read_conversation = self._read_labelled if "label" in schema.columns else self._read_conversation
         readers: dict[SchemaForm, RecordReader] = {
             "text": self._read_text,
@@ -216,8 +216,12 @@ class SchemaReader:
 
     def read(self, row: Row) -> ParsedRecord:
         """Parse a record; see :func:`make_record_reader`."""
-        if self._null_columns:
-            row = {name: remove_nulls(value) if name in self._null_columns else value for name, value in row.items()}
+        for name in self._nested_columns.intersection(row):
+            value = remove_nulls(row[name]) if self._has_inserted_nulls else row[name]
+            # Nulls in JSON were written by someone.
+            value = decode_items(value)
+            if value is not row[name]:
+                row = {**row, name: value}
         if self._schema.ignored:
             row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._segments.names))
         if self._schema.names is not None:
@@ -475,7 +479,7 @@ class SchemaReader:
         if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
             return _merge_parallel_lists(self._schema, row, value, name)
         extractor = MediaExtractor(self._schema, row)
-        if isinstance(value, str) and not has_placeholder(value):
+        if isinstance(value, str) and not extractor.has_placeholder(value):
             parts: list[Any] = [*extractor.extract_leading(), {"type": "text", "text": value}]
         elif isinstance(value, str | list):
             parts = extractor.extract_content(value, name)

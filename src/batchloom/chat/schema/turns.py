@@ -5,12 +5,14 @@ Messages stay unchanged, except that ShareGPT's two keys get the names that chat
 LLaMA-Factory, axolotl and ms-swift.
 """
 
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
+from batchloom.chat.schema.agent_traces import convert_tool, convert_trace, is_trace_message
 from batchloom.chat.schema.record_keys import (
     MESSAGE_KEYS,
     PART_FLAGS,
@@ -91,9 +93,7 @@ def read_turns(value: object, column: str) -> Turns:
         raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of messages")
     if not value:
         raise UnusableRecordError(f"column {column!r} is empty: a conversation without turns")
-    if _is_exchange(value[0]):
-        value = _expand_exchanges(value, column)
-    turns = value
+    turns = value = _convert_form(value, column)
     flags: list[TrainFlag] = []
     call_numbers: list[int] = []
     for number, message in enumerate(value):
@@ -118,6 +118,13 @@ def read_turns(value: object, column: str) -> Turns:
     if flags:
         flags += [None] * (len(value) - len(flags))
     return _merge_calls((turns, flags), call_numbers, column) if call_numbers else (turns, flags)
+
+
+def _convert_form(items: list[Any], column: str) -> list[Any]:
+    """Return exchanges and traces of agents as messages; messages unchanged."""
+    if _is_exchange(items[0]):
+        return _expand_exchanges(items, column)
+    return convert_trace(items, column) if any(map(is_trace_message, items)) else items
 
 
 def get_sender(message: object) -> Any:
@@ -217,7 +224,8 @@ def read_tools(value: object, column: str) -> list[Any] | None:
                 f"{column}[{number}] holds {describe_json_type(tool)}, not the object that describes a tool"
             )
         _check_depth(tool, f"{column}[{number}]")
-    return value
+    converted = [convert_tool(tool) for tool in value]
+    return value if all(map(operator.is_, converted, value)) else converted
 
 
 def is_empty_text(text: str) -> bool:

@@ -5,10 +5,18 @@ from .conversation_text import (
     expand_placeholders as expand_placeholders,
 )
 from .media_placeholders import (
+    TEXT_PLACEHOLDERS as TEXT_PLACEHOLDERS,
     PlaceholderFormat as PlaceholderFormat,
     PlaceholderSpan as PlaceholderSpan,
 )
+from .reasoning import (
+    ReasoningPolicy as ReasoningPolicy,
+    drop_reasoning as drop_reasoning,
+    find_thoughts as find_thoughts,
+    split_answers as split_answers,
+)
 from .rendering import (
+    OMITTED_REASONING as OMITTED_REASONING,
     ConversationRenderer as ConversationRenderer,
     TextJoiner as TextJoiner,
 )

@@ -28,6 +28,7 @@ class ConversationText(NamedTuple):
         media_spans: placeholder of each medium, in order.
         content_spans: (start, stop) of the content of each message, if it is one text that the template wrote once,
             without the white space at its ends. Empty for plain conversations.
+        thoughts: (start, stop) of the reasoning that is not trained.
     """
 
     text: str
@@ -38,6 +39,7 @@ class ConversationText(NamedTuple):
     altered: tuple[str, ...] = ()
     media_spans: tuple[PlaceholderSpan, ...] = ()
     content_spans: Mapping[int, CharacterSpan] = MappingProxyType({})
+    thoughts: tuple[CharacterSpan, ...] = ()
 
 
 def expand_placeholders(
@@ -80,6 +82,7 @@ def expand_placeholders(
         turns=[None if turn is None else TurnPosition(*map(shift, turn)) for turn in rendered.turns],
         control=sorted(offsets),
         generation=None if generation is None else tuple((shift(start), shift(stop)) for start, stop in generation),
+        thoughts=tuple((shift(start), shift(stop)) for start, stop in rendered.thoughts),
         content_spans={number: (shift(start), shift(stop)) for number, (start, stop) in rendered.content_spans.items()},
     )
     return expanded, ranges

@@ -82,7 +82,11 @@ class Marker:
         Templates split a content at the tags of a thought, so its parts are marked like texts of their own.
         """
         if "think>" in text:
-            return "".join(self._mark_part(part, owner, key) for part in _THOUGHT_TAGS.split(text))
+            parts, marked = _THOUGHT_TAGS.split(text), []
+            for number, part in enumerate(parts):
+                is_thought = part and parts[number - 1 : number] == ["<think>"] and key == "content"
+                marked.append(self._mark_part(part, owner, REASONING_KEYS[0] if is_thought else key))
+            return "".join(marked)
         return self._mark_part(text, owner, key)
 
     def _mark_part(self, text: str, owner: int, key: str) -> str:

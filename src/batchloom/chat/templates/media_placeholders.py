@@ -46,6 +46,10 @@ class ContentStyle:
 JOINED_PARTS = "takes texts as strings, and gets the text parts of a content joined"
 
 
+# Change of texts with placeholders in a record without such media.
+TEXT_PLACEHOLDERS = "gets placeholders such as <image> as text from records that have no such medium"
+
+
 class PlaceholderSpan(NamedTuple):
     """Text written for a medium, in characters.
 

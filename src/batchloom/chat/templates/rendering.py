@@ -38,6 +38,7 @@ from batchloom.chat.templates.marks import (
     mark_messages,
 )
 from batchloom.chat.templates.media_placeholders import (
+    TEXT_PLACEHOLDERS,
     PlaceholderFormats,
     PlaceholderSpan,
     convert_contents,
@@ -73,7 +74,7 @@ from batchloom.chat.templates.turn_positions import (
     make_control_pattern,
 )
 from batchloom.core.document import Conversation, TurnWeight
-from batchloom.core.medium import MediumKind
+from batchloom.core.medium import PLACEHOLDER_PATTERN, MediumKind
 from batchloom.core.settings import suggest
 
 # Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
@@ -81,7 +82,8 @@ _MAX_CACHED_SHAPES = 4096
 _MAX_CACHED_ARGUMENTS = 64
 _QUESTION: ConversationShape = (("user", False),)
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
-_OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
+OMITTED_REASONING = "leaves out reasoning (--reasoning split trains each thought where the template writes it)"
+_OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, OMITTED_REASONING)}
 
 
 class _ConversationMedia(NamedTuple):
@@ -418,6 +420,8 @@ class _TemplateRenderer:
             owners = list_media_owners(messages, self.placeholder_formats)
             messages, mark, changes = convert_contents(messages, self.content_style)
             media = _ConversationMedia(kinds, owners, mark)
+        if self.placeholder_formats and contains_match([one.get("content") for one in messages], PLACEHOLDER_PATTERN):
+            changes += (TEXT_PLACEHOLDERS,)
         if conversation.tools and any(_is_bare_tool(tool) for tool in conversation.tools):
             changes += ("reads tools as functions, and gets tools without a type wrapped as such",)
             conversation = replace(conversation, tools=list(map(_wrap_tool, conversation.tools)))

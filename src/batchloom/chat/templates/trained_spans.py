@@ -76,7 +76,7 @@ def compute_trained_spans(
     if not conversation.weight:
         raise NothingTrainedError("nothing to train: the record has weight 0")
     is_plain = train_on_eos == "turn" and rendered.generation is None and not conversation.trained
-    if train_on == "assistant" and is_plain:
+    if train_on == "assistant" and is_plain and not rendered.thoughts:
         plain = _compute_plain_spans(conversation, rendered)
         if plain:
             return plain
@@ -98,7 +98,7 @@ def compute_trained_spans(
         spans = _list_turn_spans(rendered, assistants, sorted((selected | flagged) - left_out))
     if train_on_eos != "turn" and spans:
         spans = _select_stops(rendered, spans, train_on_eos, (selected | flagged) - left_out)
-    spans = _merge_spans(spans)
+    spans = _subtract_spans(_merge_spans(spans), list(rendered.thoughts))
     if spans:
         return spans
     if ASSISTANT not in roles:

@@ -4,7 +4,6 @@ import datetime as dt
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import NamedTuple, final
@@ -21,10 +20,8 @@ from batchloom.chat.templates import (
     PlaceholderFormat,
     TemplateArguments,
     TextJoiner,
-    ToolArguments,
     WeightedSpan,
     choose_tool_format,
-    convert_arguments,
     expand_placeholders,
     make_control_pattern,
     write_tools,
@@ -129,7 +126,6 @@ class ChatEncoder(ControlEncoder):
     Attributes:
         renderer: renders conversations as text.
         joins_texts: whether it joins texts without a template.
-        tool_arguments: form in which the template gets the arguments of tool calls.
     """
 
     renderer: ConversationRenderer | TextJoiner
@@ -171,7 +167,6 @@ class ChatEncoder(ControlEncoder):
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
         self._date = date
         self._tool_format = tool_format and choose_tool_format(tool_format, list(control), tokenizer.name)
-        self.tool_arguments: ToolArguments = "as-is"
         self.joins_texts = template == NO_TEMPLATE
         if self.joins_texts:
             self.renderer = TextJoiner(special_tokens["eos_token"])
@@ -189,14 +184,11 @@ class ChatEncoder(ControlEncoder):
         )
 
     def write_tools(self, conversation: Conversation) -> Conversation:
-        """Return a conversation as the template gets it.
+        """Return a conversation with its tools and calls in the tool format, if any.
 
         Raises:
             RenderError: the tool format cannot write its tools or calls.
         """
-        messages = convert_arguments(conversation.messages, self.tool_arguments)
-        if messages is not conversation.messages:
-            conversation = replace(conversation, messages=messages)
         return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
 
     @property

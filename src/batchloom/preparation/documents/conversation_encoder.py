@@ -3,10 +3,10 @@
 Preference pairs stay complete, and answers end their documents.
 """
 
+import itertools
 import json
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self, cast
 
@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
 from batchloom.chat.templates import (
+    OMITTED_REASONING,
     ConversationText,
     NothingTrainedError,
     compute_trained_spans,
     compute_weighted_spans,
+    convert_arguments,
+    drop_reasoning,
+    find_thoughts,
+    split_answers,
 )
 from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair, SteppedAnswer
 from batchloom.core.errors import InputError
@@ -123,7 +128,7 @@ class EncodedBatch:
         faults: documents that cannot be used.
         dropped: documents dropped by rule: nothing to train, or overlong.
         sides: side of each document, as in ``.pairs``; None without an objective.
-        altered: number of conversations that the template changed, by kind of change.
+        altered: index of each conversation that the template changed, by kind of change.
         rounded: whether a loss weight was rounded.
         added: number of control tokens added before and after the text of each document.
         moved: number of texts changed by fill-in-the-middle.
@@ -140,7 +145,7 @@ class EncodedBatch:
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
-    altered: Counter[str] = field(default_factory=Counter)
+    altered: dict[str, list[int]] = field(default_factory=dict)
     rounded: bool = False
     added: tuple[int, int] = (0, 0)
     moved: int = 0
@@ -160,7 +165,7 @@ class EncodedBatchBuilder:
     sides: list[int] = field(default_factory=list)
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
-    altered: Counter[str] = field(default_factory=Counter)
+    altered: dict[str, list[int]] = field(default_factory=dict)
     rounded: bool = False
     media: list[list[PlacedMedium]] = field(default_factory=list)
     fields: list[bytes] = field(default_factory=list)
@@ -184,6 +189,11 @@ class EncodedBatchBuilder:
             self.sides.append(side)
         if fields is not None:
             self.fields.append(fields)
+
+    def note_altered(self, number: int, changes: Iterable[str]) -> None:
+        """Note the changes that the template made to input ``number``."""
+        for change in dict.fromkeys(changes):
+            self.altered.setdefault(change, []).append(number)
 
     def build(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
         return EncodedBatch(
@@ -223,50 +233,99 @@ def encode_conversations(
     control tokens are where the template wrote them, and its trained tokens begin and end exactly at its trained
     turns. Otherwise the conversation is a fault. Batches of some thousands are fastest.
     """
-    out, train_on = EncodedBatchBuilder(), chat.train_on or "assistant"
+    out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, record in enumerate(conversations):
         try:
-            conversation = encoder.write_tools(record)
-            rendered, media = encoder.renderer.render(conversation), None
-            if conversation.media:
-                media = write_expansions(conversation.media, rendered, encoder)
-                rendered = media.rendered
-            trained_spans = compute_trained_spans(conversation, rendered, train_on, chat.train_on_eos)
-            weighted_spans = compute_weighted_spans(conversation, rendered)
-            check_surrogates(rendered.text)
+            samples = [_render_sample(number, sample, encoder, chat) for sample in _prepare_samples(record, chat)]
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
         except NothingTrainedError as error:
             out.dropped.append(EncodeFault(number, str(error)))
         else:
-            lenient = rendered.generation is not None
-            texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient, weighted_spans))
-            rendered_conversations.append(_RenderedConversation(number, conversation, rendered, media))
+            rendered_conversations += [conversation for conversation, _ in samples]
+            texts += [text for _, text in samples]
     results = mask_texts(encoder, texts) if texts else []
     if encoder.joins_texts:
         prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
         joined_texts = _start_where_prompts_end(encoder, prompts, results, all_trained=chat.train_on == "all")
         results = weight_texts(texts, joined_texts)
-    for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
+    encoded_samples = zip(rendered_conversations, texts, results, strict=True)
+    for number, sample_group in itertools.groupby(encoded_samples, key=lambda sample: sample[0].number):
         try:
-            proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=chat.prove)
+            # A record of which a sample is a fault gives no document.
+            proved_samples = [
+                (rendered, *_mask_and_verify(encoder, rendered, text, masked_tokens, prove=chat.prove))
+                for rendered, text, masked_tokens in sample_group
+            ]
         except RenderError as error:
-            out.faults.append(EncodeFault(rendered_conversation.number, str(error)))
+            out.faults.append(EncodeFault(number, str(error)))
             continue
-        if rendered_conversation.rendered.altered:
-            out.altered.update(rendered_conversation.rendered.altered)
-        out.rounded |= proved.rounded
-        if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
-            _apply_overlong(out, rendered_conversation, proved, placed, chat)
-        elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
-            out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
-        else:
-            out.dropped.append(
-                EncodeFault(rendered_conversation.number, "nothing to train: its trained turns have no tokens")
-            )
+        changes = [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]
+        # Any other policy leaves thoughts out, too, or trains none.
+        out.note_altered(number, [c for c in changes if c != OMITTED_REASONING or chat.reasoning == "keep"])
+        for rendered, proved, placed in proved_samples:
+            out.rounded |= proved.rounded
+            if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
+                _apply_overlong(out, rendered, proved, placed, chat)
+            elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
+                out.add(number, proved.ids, proved.mask, placed)
+            else:
+                out.dropped.append(EncodeFault(number, "nothing to train: its trained turns have no tokens"))
     return out.build(dtype)
+
+
+def _prepare_samples(record: Conversation, chat: ChatRecipe) -> list[Conversation]:
+    """Return the conversations to render for a record: one, or one of each answer.
+
+    Raises:
+        NothingTrainedError: no answer is to be split off.
+    """
+    conversation = prepare_conversation(record, chat)
+    if chat.reasoning != "split":
+        return [conversation]
+    samples = split_answers(conversation)
+    if not samples:
+        raise NothingTrainedError("nothing to train: no assistant turn is trained")
+    return samples[-1:] if chat.train_on == "last" else samples
+
+
+def prepare_conversation(conversation: Conversation, chat: ChatRecipe) -> Conversation:
+    """Return a conversation with its calls and reasoning as the job wants them.
+
+    Raises:
+        RenderError: nothing is left of an answer.
+    """
+    messages = convert_arguments(conversation.messages, chat.tool_arguments)
+    if messages is not conversation.messages:
+        conversation = replace(conversation, messages=messages)
+    return drop_reasoning(conversation) if chat.reasoning == "drop" else conversation
+
+
+def _render_sample(
+    number: int, sample: Conversation, encoder: ChatEncoder, chat: ChatRecipe
+) -> tuple["_RenderedConversation", RenderedText]:
+    """Render a conversation of input ``number``, and choose its trained text.
+
+    Raises:
+        RenderError: the template rejects it, or a trained turn cannot be located.
+        NothingTrainedError: no text is trained.
+    """
+    conversation = encoder.write_tools(sample)
+    rendered, media = encoder.renderer.render(conversation), None
+    if chat.reasoning == "mask" and (plain := drop_reasoning(sample)) is not sample:
+        without = encoder.renderer.render(encoder.write_tools(plain))
+        rendered = rendered._replace(thoughts=find_thoughts(sample, rendered, without))
+    if conversation.media:
+        media = write_expansions(conversation.media, rendered, encoder)
+        rendered = media.rendered
+    trained_spans = compute_trained_spans(conversation, rendered, chat.train_on or "assistant", chat.train_on_eos)
+    weighted_spans = compute_weighted_spans(conversation, rendered)
+    check_surrogates(rendered.text)
+    lenient = rendered.generation is not None
+    text = RenderedText(rendered.text, rendered.control, trained_spans, lenient, weighted_spans)
+    return _RenderedConversation(number, conversation, rendered, media), text
 
 
 def _start_where_prompts_end(
@@ -583,7 +642,8 @@ def encode_preference_pairs(
     except OverlongError as error:
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
-    out, faults, dropped = EncodedBatchBuilder(altered=encoded.altered), dict[int, str](), dict[int, str]()
+    altered = {change: sorted({number // 2 for number in numbers}) for change, numbers in encoded.altered.items()}
+    out, faults, dropped = EncodedBatchBuilder(altered=altered), dict[int, str](), dict[int, str]()
     for fault in encoded.faults:
         faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
     for fault in encoded.dropped:
@@ -642,13 +702,12 @@ def encode_prompts(
     texts: list[RenderedText] = []
     for number, prompt in enumerate(prompts):
         try:
-            rendered = encoder.renderer.render(encoder.write_tools(prompt.conversation))
+            rendered = encoder.renderer.render(encoder.write_tools(prepare_conversation(prompt.conversation, chat)))
             check_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
-        if rendered.altered:
-            out.altered.update(rendered.altered)
+        out.note_altered(number, rendered.altered)
         texts.append(RenderedText(rendered.text, rendered.control, (), lenient=True))
         numbers.append(number)
     results = mask_texts(encoder, texts) if texts else []

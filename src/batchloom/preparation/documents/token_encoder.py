@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
 from batchloom.chat.schema import TokenRow
-from batchloom.chat.templates import ConversationText, PlaceholderSpan
+from batchloom.chat.templates import TEXT_PLACEHOLDERS, ConversationText, PlaceholderSpan
 from batchloom.core.document import (
     CarryingPrompt,
     Conversation,
@@ -31,7 +31,7 @@ from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
 from batchloom.core.loss_weights import TokenFlags, make_token_flags
-from batchloom.core.medium import Medium
+from batchloom.core.medium import PLACEHOLDER_PATTERN, Medium
 from batchloom.core.settings import suggest
 from batchloom.preparation.documents.chat_encoding import (
     ControlEncoder,
@@ -443,6 +443,11 @@ def _embedded_bytes(media: Sequence[Medium]) -> int:
 _MEDIUM_MARK = "\ue000"
 
 
+def _find_text_placeholders(documents: Sequence[InterleavedText]) -> list[int]:
+    """Return the indices of documents whose texts hold a placeholder."""
+    return [number for number, document in enumerate(documents) if any(map(PLACEHOLDER_PATTERN.search, document.texts))]
+
+
 def encode_interleaved(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
@@ -457,6 +462,7 @@ def encode_interleaved(
     ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
     for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         document_tokens[number] = ids[start:stop], np.ones(stop - start, np.bool_), []
+    out.altered = {TEXT_PLACEHOLDERS: numbers} if (numbers := _find_text_placeholders(documents)) else {}
     for number in sorted(document_tokens):
         if documents[number].weight:
             out.add(number, *document_tokens[number])

@@ -164,7 +164,7 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     """
     token_encoder, media, chat = verify_control_tokens(tokenizer), recipe.reading.media, recipe.chat
     processor_template = None if media is None else read_processor_template(media)
-    encoder = ChatEncoder(
+    return ChatEncoder(
         token_encoder,
         chat.template,
         date=chat.date,
@@ -173,8 +173,6 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
         families={} if media is None else open_job_processor(media, recipe.tokenizer).families,
         templates={} if processor_template is None else {"default": processor_template},
     )
-    encoder.tool_arguments = chat.tool_arguments
-    return encoder
 
 
 def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> ControlEncoder | None:

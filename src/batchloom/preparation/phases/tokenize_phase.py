@@ -16,6 +16,7 @@ from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import CrashMarker, CrashTracker, Unit, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.units.work_folder import (
+    Alteration,
     ExcludedRecords,
     TokenizedUnit,
     UnitFacts,
@@ -23,7 +24,7 @@ from batchloom.preparation.units.work_folder import (
     read_unit_facts,
 )
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
-from batchloom.sources import KnownCut, ReadRules, SequentialCuts, make_bad_record_error
+from batchloom.sources import KnownCut, ReadRules, SequentialCuts, format_record_name, make_bad_record_error
 from batchloom.sources.files import PartStart, Source
 from batchloom.sources.formats import is_sequential
 
@@ -75,7 +76,6 @@ class TokenizePhase:
         self.reports = UnitReportMerger()
         self._counters, self._crash_tracker, self._log = counters, crash_tracker, log
         self._progress_by_unit: dict[int, UnitProgress] = {}
-        self._noted_alterations: set[str] = set()
         for unit, facts in zip(units, map(read_unit_facts, folders), strict=True):
             if facts is not None:
                 counters.count_resumed(
@@ -107,6 +107,7 @@ class TokenizePhase:
         )
         self._counters.first = str(self._make_error(*first_bad)) if first_bad else ""
         self._counters.check_bad_records()
+        self._warn_of_alterations(facts)
         if not self._counters.documents:
             self._work.clear()
             raise InputMissingError(_describe_no_documents(self._counters, facts))
@@ -217,15 +218,26 @@ class TokenizePhase:
         self._keep(number, facts)
         self._progress_by_unit.pop(number, None)
         self._crash_tracker.forget_unit(number)
-        for alteration, source in facts.altered.items():
-            if alteration not in self._noted_alterations:
-                self._noted_alterations.add(alteration)
-                remedy = (
-                    "docs/reference/format.md lists them"
-                    if alteration == ROUNDED_WEIGHTS
-                    else "batchloom doctor counts such conversations and shows them as a model sees them"
+
+    def _warn_of_alterations(self, facts: Sequence[UnitFacts]) -> None:
+        """Warn of each change by the template, with the count and the first record."""
+        totals: dict[str, tuple[int, Alteration]] = {}
+        for unit, unit_facts in zip(self._units, facts, strict=True):
+            for change, alteration in unit_facts.altered.items():
+                number, first = totals.get(change, (unit.number, None))
+                totals[change] = number, first.add(alteration) if first else alteration
+        for change, (number, alteration) in totals.items():
+            source = self._units[number].parts[alteration.part].source
+            first_record = BadRecord(alteration.record, alteration.offset, None, "", "")
+            before = self._count_records_before(number, alteration.part)
+            name = format_record_name(source, self._rules, before, first_record)
+            if change == ROUNDED_WEIGHTS:
+                self._log.add_warning(f"{change}, first in {source.name}: docs/reference/format.md lists them.")
+            else:
+                self._log.add_warning(
+                    f"{change}: {format_count(alteration.count, 'record')}, first {name}. batchloom doctor shows such "
+                    "conversations as a model sees them."
                 )
-                self._log.add_warning(f"{alteration}, first in {source}: {remedy}.")
 
     def _make_error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]

@@ -51,6 +51,7 @@ from batchloom.preparation.units.units import (
 )
 from batchloom.preparation.units.work_folder import (
     FACTS_NAME,
+    Alteration,
     PartCounts,
     UnitFacts,
     attempt_folder,
@@ -354,7 +355,7 @@ class UnitTokenizer:
         self._pending_batch: _PendingBatch | None = None
         self._seen_texts = SeenTexts() if context.dedup.mode != "none" else None
         self._progress, self._reasons = UnitProgress(), ReasonCounts()
-        self._alterations: dict[str, str] = {}
+        self._alterations: dict[str, Alteration] = {}
 
     def iter_steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
         """Read one complete part, yielding after each record batch."""
@@ -523,13 +524,11 @@ class UnitTokenizer:
         for number in encoded_batch.truncated:
             self._parts[int(rows[number]["part"])].truncated += 1
         input_count, input_bytes = len(rows), int(sizes.sum())
-        for alteration in encoded_batch.altered:
-            description = (
-                f"Template {self._context.chat.renderer.name} {alteration}" if self._context.chat else alteration
-            )
-            self._alterations.setdefault(description, self._unit.parts[int(rows["part"][0])].source.name)
+        subject = f"Template {self._context.chat.renderer.name}" if self._context.chat else "The tokenizer"
+        for change, numbers in encoded_batch.altered.items():
+            self._note_alteration(f"{subject} {change}", rows[numbers])
         if encoded_batch.rounded:
-            self._alterations.setdefault(ROUNDED_WEIGHTS, self._unit.parts[int(rows["part"][0])].source.name)
+            self._note_alteration(ROUNDED_WEIGHTS, rows)
         if encoded_batch.numbers is not None:
             self._count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
             rows, sizes = rows[encoded_batch.numbers], sizes[encoded_batch.numbers]
@@ -600,6 +599,12 @@ class UnitTokenizer:
                 self._unit.parts[number].source.name,
                 SourceCounts(int(documents[number]), int(texts[number]), int(tokens[number])),
             )
+
+    def _note_alteration(self, description: str, rows: NDArray[np.void]) -> None:
+        first = rows[0]
+        added = Alteration(len(rows), int(first["part"]), int(first["record"]), int(first["offset"]))
+        earlier = self._alterations.get(description)
+        self._alterations[description] = earlier.add(added) if earlier else added
 
     def make_facts(self) -> UnitFacts:
         parts = self._parts

@@ -80,6 +80,7 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "template_date": None,
     "tool_format": None,
     "tool_arguments": "as-is",
+    "reasoning": "keep",
     "default_system": None,
     "train_on_eos": "turn",
 }

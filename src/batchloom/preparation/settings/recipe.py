@@ -16,6 +16,7 @@ from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     TOOL_FORMATS,
+    ReasoningPolicy,
     ToolArguments,
     TrainOnEos,
     find_argument_problems,
@@ -241,6 +242,13 @@ class ChatRecipe:
             "object) or text (an object becomes JSON text)."
         ),
     ] = "as-is"
+    reasoning: Annotated[
+        ReasoningPolicy,
+        ChatSetting(
+            help="Reasoning of answers: keep, mask (the answer alone is trained), drop, or split (one sample for each "
+            "answer, for templates that write the last reasoning alone)."
+        ),
+    ] = "keep"
     default_system: Annotated[
         str | None,
         ChatSetting(
@@ -298,6 +306,11 @@ class ChatRecipe:
             problems.append(
                 f"overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which is not "
                 "given; add --max-tokens N, or leave --overlong out"
+            )
+        if self.reasoning == "split" and self.train_on not in (None, "assistant", "last", "completion", "flagged"):
+            problems.append(
+                f"reasoning: split makes samples of single answers, and train_on {quote_value(self.train_on)} trains "
+                "more than answers; train on assistant, or choose another policy for the reasoning"
             )
         raise_problems(problems)
 
@@ -464,7 +477,15 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    for name in ("template_args", "template_date", "tool_format", "tool_arguments", "default_system", "train_on_eos"):
+    for name in (
+        "template_args",
+        "template_date",
+        "tool_format",
+        "tool_arguments",
+        "reasoning",
+        "default_system",
+        "train_on_eos",
+    ):
         if getattr(recipe.chat, name) == getattr(ChatRecipe(), name):
             plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
@@ -670,6 +691,7 @@ class DocumentOptions(TypedDict, total=False):
     template_date: str | dt.date | None
     tool_format: str | None
     tool_arguments: ToolArguments | None
+    reasoning: ReasoningPolicy | None
     default_system: str | None
     train_on: str | None
     train_on_eos: TrainOnEos | None

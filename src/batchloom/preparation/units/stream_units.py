@@ -29,6 +29,7 @@ from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
     BAD_NAME,
     FACTS_NAME,
+    Alteration,
     PartCounts,
     UnitFacts,
     WorkFolder,
@@ -216,22 +217,23 @@ def _merge_unit_facts(
 ) -> UnitFacts:
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
-    altered: dict[str, str] = {}
+    altered: dict[str, Alteration] = {}
     reports = UnitReportMerger()
     for number, stream_batch in enumerate(stream_batches):
+        unit_parts = [part for part, _ in stream_batch.parts]
+        shifts = [part_counts.records if (part_counts := counts[part]) else 0 for part in unit_parts]
         if first is None and stream_batch.facts.first_bad is not None:
             local_part, bad = stream_batch.facts.first_bad
-            part = stream_batch.parts[local_part][0]
-            previous_counts = counts[part]
-            shift = previous_counts.records if previous_counts else 0
-            first = part, replace(bad, record=bad.record + shift)
+            first = unit_parts[local_part], replace(bad, record=bad.record + shifts[local_part])
+        for change, alteration in stream_batch.facts.altered.items():
+            local_part, record = alteration.part, alteration.record
+            moved = msgspec.structs.replace(alteration, part=unit_parts[local_part], record=record + shifts[local_part])
+            altered[change] = altered[change].add(moved) if change in altered else moved
         for (part, complete), piece_counts in zip(stream_batch.parts, stream_batch.facts.parts, strict=True):
             previous_counts = counts[part]
             counts[part] = (
                 piece_counts if complete or previous_counts is None else _add_part_counts(previous_counts, piece_counts)
             )
-        for alteration, source in stream_batch.facts.altered.items():
-            altered.setdefault(alteration, source)
         reports.add(number, stream_batch.facts.report)
     merged_counts = [
         part_counts if part_counts.hash else _rehash_part(unit.parts[number], part_counts, record_parsers)

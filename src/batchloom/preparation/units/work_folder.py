@@ -74,11 +74,27 @@ class PartCounts(msgspec.Struct):
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
+class Alteration(msgspec.Struct, frozen=True):
+    """Number of records with a change by the template, and the first of them.
+
+    ``part`` is the number of its part in the unit, ``record`` its index in that part, ``offset`` its byte offset.
+    """
+
+    count: int
+    part: int
+    record: int
+    offset: int
+
+    def add(self, later: "Alteration") -> "Alteration":
+        """Return the sum with the same change in later records."""
+        return msgspec.structs.replace(self, count=self.count + later.count)
+
+
 class UnitFacts(msgspec.Struct, frozen=True):
     """``unit.json``: facts of a unit, written when its temporary files are complete.
 
     ``first_bad`` is the first bad record and its part; ``checksums`` the XXH3-128 of the token file of each subset;
-    ``altered`` maps each change that the template makes to conversations to the source where it was first seen;
+    ``altered`` maps each change that the template makes to conversations to their number and the first of them;
     ``report`` holds the statistics.
     """
 
@@ -87,7 +103,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
     tokens: int
     first_bad: tuple[int, BadRecord] | None
     checksums: dict[str, str]
-    altered: dict[str, str]
+    altered: dict[str, Alteration]
     report: UnitReport
 
     @property
