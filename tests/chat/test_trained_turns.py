@@ -363,6 +363,17 @@ def test_a_result_in_the_round_of_its_call_is_never_trained(make_trl_encoder, tr
 IN_LOOP = "{% for m in messages %}HEADER{{ m.content }}</s>\n{% if loop.last and add_generation_prompt %}PROMPT{% endif %}{% endfor %}"
 
 
+def test_a_thought_before_every_answer_is_no_header(trl_tokenizer, tmp_path):
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n"
+        "{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    plain, thinking = list_trained_texts(encoder, [CASES["several turns"], CASES["thought in the last turn"]])
+    assert plain == [f"<think>\n\n</think>\n\n{answer}<|im_end|>" for answer in ("Hello.", "Yes.")]
+    assert thinking == ["<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>"]
+
+
 @pytest.mark.parametrize("header", ["<|{{ m.role }}|>\n", "### {{ m.role }}:\n", "{{ m.role | upper }}: "])
 def test_a_generation_prompt_in_the_loop_is_a_header(trl_tokenizer, tmp_path, header):
     prompt = header.replace("{{ m.role }}", "assistant").replace("{{ m.role | upper }}", "ASSISTANT")
@@ -378,6 +389,11 @@ def test_a_generation_prompt_in_the_loop_is_a_header(trl_tokenizer, tmp_path, he
         # The last end token stands behind the loop, and a generation prompt may stand there in any case.
         ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}</s>", ["Hello.<|user|>", "Yes.</s>"]),
         ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>", ["Hello.<|user|>", "Yes."]),
+        # BOS begins a round, and ends none.
+        (
+            "{% for m in messages %}{{ bos_token ~ '[INST] ' if m.role == 'user' }}{{ m.content }}{% endfor %}",
+            ["Hello.", "Yes."],
+        ),
     ],
 )
 def test_a_stop_token_is_no_header_of_an_answer(trl_tokenizer, tmp_path, template, expected):

@@ -4,6 +4,7 @@ from .conversation_text import (
     ConversationText as ConversationText,
     expand_placeholders as expand_placeholders,
 )
+from .marked_checks import OMITTED_REASONING as OMITTED_REASONING
 from .media_placeholders import (
     TEXT_PLACEHOLDERS as TEXT_PLACEHOLDERS,
     PlaceholderFormat as PlaceholderFormat,
@@ -16,7 +17,6 @@ from .reasoning import (
     split_answers as split_answers,
 )
 from .rendering import (
-    OMITTED_REASONING as OMITTED_REASONING,
     ConversationRenderer as ConversationRenderer,
     TextJoiner as TextJoiner,
 )

@@ -7,7 +7,7 @@ conversation like the plain one gives the same text once the marks are removed.
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,27 +32,36 @@ class MarksError(RenderError):
     """A conversation needs more marks than there are."""
 
 
+class MarkPair(NamedTuple):
+    """Pair of marks around a string, or around a round.
+
+    Attributes:
+        owner: message index; TOOLS_OWNER for the tools.
+        key: key of the message's value; empty for a round.
+        string: the marked string.
+    """
+
+    owner: int
+    key: str = _ROUND
+    string: str = ""
+
+
 @dataclass(slots=True)
 class Marker:
     """Allocator of marks from one private-use plane."""
 
     plane: int
-    # Message index (TOOLS_OWNER for the tools), key and text of each pair of marks.
-    owners: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    strings: list[str] = field(default_factory=list)
+    pairs: list[MarkPair] = field(default_factory=list)
 
     def make_pair(self, owner: int, key: str = _ROUND, string: str = "") -> tuple[str, str]:
         """Return the next pair of marks, by default for the rounds of message ``owner``."""
-        if len(self.owners) >= MAX_MARKS:
+        if len(self.pairs) >= MAX_MARKS:
             raise MarksError(
                 f"it holds more than {MAX_MARKS:,} messages or other strings, the limit of one conversation; "
                 "split it into several records"
             )
-        first = _PLANE_STARTS[self.plane] + 2 * len(self.owners)
-        self.owners.append(owner)
-        self.keys.append(key)
-        self.strings.append(string)
+        first = _PLANE_STARTS[self.plane] + 2 * len(self.pairs)
+        self.pairs.append(MarkPair(owner, key, string))
         return chr(first), chr(first + 1)
 
     def find_last(self, text: str) -> int | None:
@@ -117,25 +126,27 @@ def find_unused_plane(text: str) -> int | None:
 
 
 class MarkingScope(NamedTuple):
-    """Part of a conversation that is marked."""
+    """Part of a conversation that is marked.
 
-    # Roles whose messages are marked.
-    roles: Container[object]
-    # Keys whose values are not.
+    Attributes:
+        roles: roles whose messages are marked; None for all, and the tools.
+        unmarked_keys: keys whose values are not marked.
+    """
+
+    roles: tuple[str, ...] | None
     unmarked_keys: frozenset[str] = STRUCTURAL_KEYS
 
+    def marks(self, role: object) -> bool:
+        """Return whether messages of a role are marked."""
+        return self.roles is None or role in self.roles
 
-class _AllRoles:
-    def __contains__(self, _role: object) -> bool:
-        return True
 
-
-# From the most informative to the least intrusive. With all messages the tools are marked, too. Templates read results
-# of tools as numbers, write arguments as Python does, and look for tags in what a user says.
+# From the most informative to the least intrusive. Templates read results of tools as numbers, write arguments as
+# Python does, and look for tags in what a user says.
 _SPEAKERS = ("system", "developer", "user", "assistant")
 _UNMARKED_ARGUMENTS = STRUCTURAL_KEYS | {"arguments"}
 MARKING_SCOPES = (
-    MarkingScope(_AllRoles()),
+    MarkingScope(None),
     MarkingScope(_SPEAKERS),
     MarkingScope(_SPEAKERS, _UNMARKED_ARGUMENTS),
     MarkingScope(("assistant",)),
@@ -150,7 +161,7 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
     for number, message in enumerate(messages):
         marked_message = dict(message)
         marked_messages.append(marked_message)
-        if message.get("role") not in scope.roles:
+        if not scope.marks(message.get("role")):
             continue
         marked_reasoning: dict[str, Any] = {}
         for key in _MARKED_KEYS:
@@ -202,6 +213,7 @@ class MarkedText:
     """Text rendered from a marked conversation, without the marks.
 
     Attributes:
+        plane: private-use plane of the marks.
         text: the text.
         strings: complete strings, in order.
         rounds: rounds of loops over the messages, in order of their ends.
@@ -211,6 +223,7 @@ class MarkedText:
         changed_strings: likewise of those that are written in part, or with other characters.
     """
 
+    plane: int
     text: str
     strings: list[MarkedSpan]
     rounds: list[MarkedSpan]
@@ -219,44 +232,53 @@ class MarkedText:
     missing_strings: set[tuple[int, str]]
     changed_strings: set[tuple[int, str]]
 
+    def iter_gaps(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of the texts around strings: the template's own."""
+        start = 0
+        for string in self.strings:
+            yield start, string.start
+            start = string.stop
+        yield start, len(self.text)
+
 
 def extract_marks(text: str, marker: Marker) -> MarkedText:
     """Remove the marks of ``marker`` from ``text`` and return their positions."""
     chunks: list[str] = []
     marks: list[tuple[int, int]] = []
-    length = last = 0
+    length = last = unknown_marks = 0
     for match in _PLANE_PATTERNS[marker.plane].finditer(text):
         chunks.append(text[last : match.start()])
         length += match.start() - last
-        marks.append((ord(match.group()) - _PLANE_STARTS[marker.plane], length))
         last = match.end()
-    chunks.append(text[last:])
-    plain = "".join(chunks)
-    known_marks = [(mark, position) for mark, position in marks if mark >> 1 < len(marker.owners)]
-    string_marks = [mark for mark in known_marks if marker.keys[mark[0] >> 1] != _ROUND]
+        mark = ord(match.group()) - _PLANE_STARTS[marker.plane]
+        if mark >> 1 < len(marker.pairs):
+            marks.append((mark, length))
+        else:
+            unknown_marks += 1
+    plain = "".join([*chunks, text[last:]])
+    string_marks = [(mark, position) for mark, position in marks if marker.pairs[mark >> 1].key != _ROUND]
     strings, changed = [], set()
     index = 0
     while index < len(string_marks):
         mark, start = string_marks[index]
         next_mark, stop = string_marks[index + 1] if index + 1 < len(string_marks) else (-1, 0)
-        pair = mark >> 1
-        if mark % 2 == 0 and next_mark == mark + 1:
-            strings.append(MarkedSpan(start, stop, marker.owners[pair], marker.keys[pair]))
-            if not _contains_string(plain[start:stop], marker.strings[pair]):
-                changed.add((marker.owners[pair], marker.keys[pair]))
-            index += 2
-        else:
-            changed.add((marker.owners[pair], marker.keys[pair]))
-            index += 1
-    intact = len(known_marks) == len(marks) and not changed
+        owner, key, string = marker.pairs[mark >> 1]
+        is_paired = mark % 2 == 0 and next_mark == mark + 1
+        if is_paired:
+            strings.append(MarkedSpan(start, stop, owner, key))
+        if not (is_paired and _contains_string(plain[start:stop], string)):
+            changed.add((owner, key))
+        index += 1 + is_paired
     present = {mark >> 1 for mark, _ in string_marks}
     missing = {
-        (owner, key)
-        for pair, (owner, key) in enumerate(zip(marker.owners, marker.keys, strict=True))
-        if key != _ROUND and pair not in present
+        (pair.owner, pair.key)
+        for number, pair in enumerate(marker.pairs)
+        if pair.key != _ROUND and number not in present
     }
-    points = [MarkPoint(position, marker.owners[mark >> 1], mark >> 1) for mark, position in string_marks]
-    return MarkedText(plain, strings, _find_rounds(known_marks, marker), points, intact, missing, changed)
+    points = [MarkPoint(position, marker.pairs[mark >> 1].owner, mark >> 1) for mark, position in string_marks]
+    intact = not (unknown_marks or changed)
+    rounds = _find_rounds(marks, marker)
+    return MarkedText(marker.plane, plain, strings, rounds, points, intact, missing, changed)
 
 
 def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:
@@ -265,28 +287,28 @@ def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpa
     The owner of a round over an index or a copy is the only message that has strings in it.
     """
     rounds: list[MarkedSpan] = []
-    others: list[MarkedSpan] = []
-    pending: list[tuple[int, int, int]] = []
+    anonymous_rounds: list[MarkedSpan] = []
+    open_rounds: list[tuple[int, int, int]] = []
     string_owners: list[int] = []
     for mark, position in marks:
-        owner = marker.owners[mark >> 1]
-        if marker.keys[mark >> 1] != _ROUND:
+        owner, key, _ = marker.pairs[mark >> 1]
+        if key != _ROUND:
             string_owners.append(owner)
         elif mark % 2 == 0:
-            pending.append((mark, position, len(string_owners)))
-        elif pending and pending[-1][0] == mark - 1:
-            _, start, first = pending.pop()
-            inside = set(string_owners[first:])
+            open_rounds.append((mark, position, len(string_owners)))
+        elif open_rounds and open_rounds[-1][0] == mark - 1:
+            _, start, first = open_rounds.pop()
+            owners_inside = set(string_owners[first:])
             if start == position:
                 continue
             if owner != _UNKNOWN_OWNER:
                 rounds.append(MarkedSpan(start, position, owner, _ROUND))
-            elif len(inside) == 1:
-                others.append(MarkedSpan(start, position, inside.pop(), _ROUND))
+            elif len(owners_inside) == 1:
+                anonymous_rounds.append(MarkedSpan(start, position, owners_inside.pop(), _ROUND))
         else:
             return []
-    known = {one.owner for one in rounds}
-    return [] if pending else rounds + [one for one in others if one.owner not in known]
+    owners = {span.owner for span in rounds}
+    return [] if open_rounds else rounds + [span for span in anonymous_rounds if span.owner not in owners]
 
 
 def _contains_string(text: str, string: str) -> bool:

@@ -1,4 +1,4 @@
-"""Forms of the arguments of tool calls: objects, or JSON text as OpenAI's."""
+"""Forms of tools, and of the arguments of calls: objects or JSON text."""
 
 import json
 from typing import Any, Literal, NoReturn
@@ -10,6 +10,18 @@ CONVERTED_ARGUMENTS = "takes the arguments of calls in the other form alone, and
 QUOTED_ARGUMENTS = (
     "writes arguments that are JSON text as a quoted string (--tool-arguments parse gives them as objects)"
 )
+
+WRAPPED_TOOLS = "reads tools as functions, and gets tools without a type wrapped as such"
+
+
+def is_bare_tool(tool: Any) -> bool:
+    """Return whether a tool is the description of a function without its type."""
+    return isinstance(tool, dict) and "name" in tool and tool.keys().isdisjoint(("function", "type"))
+
+
+def wrap_tool(tool: Any) -> Any:
+    """Return a tool with its type."""
+    return {"type": "function", "function": tool} if is_bare_tool(tool) else tool
 
 
 def convert_arguments(messages: list[dict[str, Any]], form: ToolArguments) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ before. Where the evidence disagrees, the turn is refused with the reason.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from batchloom.chat.templates.marks import MarkedSpan, MarkedText
@@ -59,32 +59,37 @@ class TurnForm:
 
     Attributes:
         control: pattern of the tokenizer's control tokens.
+        bos: token that begins a text, which never ends a turn; empty without one.
         leads: texts before an answer, from the beginning of the message on.
         ends: texts after an answer, those with a stop token first.
     """
 
     control: re.Pattern[str]
+    bos: str = ""
     leads: frozenset[str] = frozenset()
     ends: tuple[AnswerEnd, ...] = ()
 
+    def learn(self, probe: MarkedText, roles: Sequence[str]) -> "TurnForm":
+        """Return the form with the texts around the answers of a marked probe."""
+        rounds, leads, ends = _choose_rounds(probe, roles), set(), set()
+        for span in probe.strings:
+            if roles[span.owner] == ASSISTANT and span.owner in rounds:
+                leads.add(probe.text[rounds[span.owner].start : span.start])
+                ends.add(self._find_end(probe.text[span.stop : rounds[span.owner].stop]))
+        longest_first = sorted(ends, key=lambda end: (not end.end, -len(end.text)))
+        return replace(self, leads=frozenset(leads), ends=tuple(longest_first))
 
-def learn_form(probe: MarkedText, roles: Sequence[str], control: re.Pattern[str]) -> TurnForm:
-    """Learn the texts around answers from a probe with complete, marked contents."""
-    rounds, leads, ends = _choose_rounds(probe, roles), set(), set()
-    for span in probe.strings:
-        if roles[span.owner] == ASSISTANT and span.owner in rounds:
-            leads.add(probe.text[rounds[span.owner].start : span.start])
-            text = probe.text[span.stop : rounds[span.owner].stop]
-            stop = control.search(text)
-            end = stop.end() if stop else 0
-            while stop and (following := control.match(text, end)):
-                end = following.end()
-            ends.add(AnswerEnd(text, end))
-    return TurnForm(control, frozenset(leads), tuple(sorted(ends, key=lambda one: (not one.end, -len(one.text)))))
+    def _find_end(self, text: str) -> AnswerEnd:
+        """Return a text after an answer with the end of its first control tokens."""
+        token = self.control.search(text)
+        end = token.end() if token else 0
+        while token and (token := self.control.match(text, end)):
+            end = token.end()
+        return AnswerEnd(text, end)
 
 
-class _TurnSearch:
-    """Search for the turns of a conversation; see :func:`locate_turns`."""
+class TurnLocator:
+    """Search for the turns of a rendered conversation."""
 
     def __init__(
         self,
@@ -94,17 +99,47 @@ class _TurnSearch:
         find_headers: Callable[[int], Iterable[Collection[str]]],
         render_last: Callable[[int], str],
     ) -> None:
+        """Prepare the search.
+
+        Args:
+            marked: the rendered conversation.
+            roles: role of each message.
+            form: what a probe shows.
+            find_headers: returns sets of texts with which the template may begin the answer that is message N. A set
+                counts if none before it fits.
+            render_last: returns the text of message N if it is the last one.
+
+        Raises:
+            TurnPositionError: the template writes an assistant's turn in several rounds.
+        """
         self._text, self._points, self._form = marked.text, marked.points, form
         self._find_headers, self._render_last = find_headers, render_last
         self._roles, self._rounds = roles, _choose_rounds(marked, roles)
         self._ordered_rounds = sorted(self._rounds.values())
-        self._places: dict[int, list[int]] = {}
-        for place, point in enumerate(self._points):
-            self._places.setdefault(point.owner, []).append(place)
+        # Indices of the points of each message.
+        self._indices: dict[int, list[int]] = {}
+        for index, point in enumerate(self._points):
+            self._indices.setdefault(point.owner, []).append(index)
 
-    def locate_answer(self, number: int) -> TurnPosition | None:
-        """Return the position of an assistant's turn; None if nothing of it is written."""
-        turn, points = f"turn {number + 1}", [self._points[place] for place in self._places.get(number, ())]
+    def locate(self) -> list[TurnPosition | None]:
+        """Return the position of each message; None if the template writes no text of it.
+
+        Raises:
+            TurnPositionError: the evidence for an assistant's turn is missing or disagrees.
+        """
+        turns = [
+            self._locate_answer(number) if role == ASSISTANT else self._locate_other(number)
+            for number, role in enumerate(self._roles)
+        ]
+        previous_end = 0
+        for number, turn in sorted(enumerate(turns), key=lambda item: item[1] or (0,)):
+            if turn is not None:
+                turns[number] = turn._replace(head=max(turn.head, min(previous_end, turn.body)))
+                previous_end = max(previous_end, turn.end)
+        return turns
+
+    def _locate_answer(self, number: int) -> TurnPosition | None:
+        turn, points = f"turn {number + 1}", [self._points[index] for index in self._indices.get(number, ())]
         if number not in self._rounds:
             if points:
                 raise TurnPositionError(f"the template does not write {turn} where it loops over the messages")
@@ -116,10 +151,10 @@ class _TurnSearch:
             raise TurnPositionError(f"the header of {turn} differs from the template's generation prompt")
         limit = self._find_limit(number, body, limit)
         # The header of a tool's result may repeat the name of the call.
-        inside = [point for point in points if body <= point.position <= limit]
-        if not {point.pair for point in inside}.issuperset(point.pair for point in points):
+        body_points = [point for point in points if body <= point.position <= limit]
+        if not {point.pair for point in body_points}.issuperset(point.pair for point in points):
             raise TurnPositionError(f"the template writes {turn} in several places")
-        last = inside[-1].position if inside else body
+        last = body_points[-1].position if body_points else body
         stop, end = self._find_stop(number, self._text[start:body], last, limit)
         return TurnPosition(start, body, stop, end)
 
@@ -142,60 +177,62 @@ class _TurnSearch:
         """Return the end of a turn in its round; later messages may be behind it."""
         first = bisect_right(self._points, body, key=lambda point: point.position)
         last = bisect_left(self._points, limit, key=lambda point: point.position)
-        others = [point for point in self._points[first:last] if point.owner != number]
+        foreign_points = [point for point in self._points[first:last] if point.owner != number]
         # The result of a call may have no marked string.
         is_called = self._roles[number + 1 : number + 2] == ["tool"]
         result = self._rounds.get(number + 1)
-        if not others and not (is_called and (result is None or result.start < limit)):
+        if not foreign_points and not (is_called and (result is None or result.start < limit)):
             return limit
         start, written = self._rounds[number].start, self._render_last(number)
         limit = start + len(written)
         if not (
             self._text.startswith(written, start)
-            and all(point.owner > number and point.position >= limit for point in others)
+            and all(point.owner > number and point.position >= limit for point in foreign_points)
         ):
-            inner = others[0].owner if others else number + 1
+            inner = foreign_points[0].owner if foreign_points else number + 1
             raise TurnPositionError(f"the template writes turn {inner + 1} inside turn {number + 1}")
         return limit
 
-    def locate_other(self, number: int) -> TurnPosition | None:
+    def _locate_other(self, number: int) -> TurnPosition | None:
         """Return the position of a given turn; None if nothing of it is written."""
-        places, own = self._places.get(number, []), self._rounds.get(number)
-        if own is not None:
-            places = [place for place in places if own.start <= self._points[place].position <= own.stop] or places
-        if not places:
-            if own is None:
-                return None
-            stop, end = self._find_last_token(own.start, own.stop) or (own.stop, own.stop)
-            return TurnPosition(own.start, stop, stop, end)
-        last = places[0]
+        indices, span = self._indices.get(number, []), self._rounds.get(number)
+        if span is not None:
+            inner = [index for index in indices if span.start <= self._points[index].position <= span.stop]
+            if not indices:
+                stop, end = self._find_last_token(span.start, span.stop) or (span.stop, span.stop)
+                return TurnPosition(span.start, stop, stop, end)
+            indices = inner or indices
+        if not indices:
+            return None
+        # The strings of the turn up to the next one of another message.
+        last = indices[0]
         while last + 1 < len(self._points) and self._points[last + 1].owner == number:
             last += 1
-        body, stop = self._points[places[0]].position, self._points[last].position
+        body, stop = self._points[indices[0]].position, self._points[last].position
         limit = self._points[last + 1].position if last + 1 < len(self._points) else len(self._text)
-        if own is not None and own.start <= stop <= own.stop:
-            span = self._find_last_token(stop, min(limit, own.stop))
-            return TurnPosition(own.start, body, *(span or (stop, stop)))
+        if span is not None and span.start <= stop <= span.stop:
+            stop_span = self._find_last_token(stop, min(limit, span.stop))
+            return TurnPosition(span.start, body, *(stop_span or (stop, stop)))
         token = self._form.control.search(self._text, stop, limit)
         return TurnPosition(body, body, *(token.span() if token else (stop, stop)))
 
     def _find_stop(self, number: int, header: str, last: int, limit: int) -> tuple[int, int]:
         """Return start and end of the stop token after an answer's last string."""
-        text = self._text
-        ending = next((one for one in self._form.ends if text.endswith(one.text, last, limit)), None)
-        begin = limit - len(ending.text) if ending else limit
-        if ending is not None and ending.end:
+        ends = self._form.ends
+        ending = next((end for end in ends if self._text.endswith(end.text, last, limit)), AnswerEnd("", 0))
+        begin = limit - len(ending.text)
+        if ending.end:
             return begin, begin + ending.end
         if token := self._find_last_token(last, limit):
             return token
-        if any(one.end for one in self._form.ends):
+        if any(end.end for end in ends):
             raise TurnPositionError(f"the template writes no stop token after turn {number + 1}")
         return self._find_next_token(header, limit) or (begin, begin)
 
     def _find_next_token(self, header: str, limit: int) -> tuple[int, int] | None:
         """Return the control token that begins the next message, as a model writes it."""
         token = self._form.control.match(self._text, _skip_space(self._text, limit))
-        if token is None:
+        if token is None or token.group() == self._form.bos:
             return None
         following = bisect_left(self._ordered_rounds, limit, key=lambda span: span.start)
         if following < len(self._ordered_rounds):
@@ -217,39 +254,6 @@ def _skip_space(text: str, start: int) -> int:
     return space.end() if space else start
 
 
-def locate_turns(
-    marked: MarkedText,
-    roles: Sequence[str],
-    form: TurnForm,
-    find_headers: Callable[[int], Iterable[Collection[str]]],
-    render_last: Callable[[int], str],
-) -> list[TurnPosition | None]:
-    """Return the position of each message; None if the template writes no text of it.
-
-    Args:
-        marked: the rendered conversation.
-        roles: role of each message.
-        form: what a probe shows.
-        find_headers: returns sets of texts with which the template may begin the answer that is message N. A set
-            counts if none before it fits.
-        render_last: returns the text of message N if it is the last one.
-
-    Raises:
-        TurnPositionError: the evidence for an assistant's turn is missing or disagrees.
-    """
-    search = _TurnSearch(marked, roles, form, find_headers, render_last)
-    turns = [
-        search.locate_answer(number) if role == ASSISTANT else search.locate_other(number)
-        for number, role in enumerate(roles)
-    ]
-    previous_end = 0
-    for number, turn in sorted(enumerate(turns), key=lambda item: item[1] or (0,)):
-        if turn is not None:
-            turns[number] = turn._replace(head=max(turn.head, min(previous_end, turn.body)))
-            previous_end = max(previous_end, turn.end)
-    return turns
-
-
 def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, MarkedSpan]:
     """Return the round in which the template writes each message.
 
@@ -257,17 +261,18 @@ def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, Marked
         TurnPositionError: it writes an assistant's turn in several rounds.
     """
     rounds: dict[int, MarkedSpan] = {}
-    nested, outer_stop = [], 0
-    for one in sorted(marked.rounds, key=lambda one: (one.start, -one.stop)):
-        if one.start < outer_stop:
-            nested.append(one)
+    nested: list[MarkedSpan] = []
+    outer_stop = 0
+    for span in sorted(marked.rounds, key=lambda span: (span.start, -span.stop)):
+        if span.start < outer_stop:
+            nested.append(span)
             continue
-        outer_stop = one.stop
-        if rounds.setdefault(one.owner, one) is not one and roles[one.owner] == ASSISTANT:
-            raise TurnPositionError(f"the template writes turn {one.owner + 1} in several places")
+        outer_stop = span.stop
+        if rounds.setdefault(span.owner, span) is not span and roles[span.owner] == ASSISTANT:
+            raise TurnPositionError(f"the template writes turn {span.owner + 1} in several places")
     # A message may be written in the round of another one alone.
-    for one in nested:
-        rounds.setdefault(one.owner, one)
+    for span in nested:
+        rounds.setdefault(span.owner, span)
     return rounds
 
 

@@ -1,0 +1,126 @@
+"""Checks and facts of a conversation that was rendered with marks."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from batchloom.chat.templates.chat_template import REASONING_KEYS, RenderError
+from batchloom.chat.templates.conversation_text import CharacterSpan
+from batchloom.chat.templates.marks import STRUCTURAL_KEYS, MarkedText, MarkingScope, contains_match
+
+_CHANGED_PROBLEM = "changes contents or leaves out parts of them"
+OMITTED_REASONING = "leaves out reasoning (--reasoning split trains each thought where the template writes it)"
+_OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, OMITTED_REASONING)}
+_MARKED_KEYS = frozenset(("content", "tool_calls", *REASONING_KEYS))
+
+Messages = list[dict[str, Any]]
+
+
+def check_unmarked_strings(messages: Messages, tools: list[Any] | None, control: re.Pattern[str]) -> None:
+    """Refuse control tokens in keys, roles and other strings that cannot be marked.
+
+    Raises:
+        RenderError: there is one.
+    """
+    unmarked_fields = [{k: value for k, value in message.items() if k not in _MARKED_KEYS} for message in messages]
+    marked_fields = [message.get(key) for message in messages for key in _MARKED_KEYS]
+    unmarked_strings = list(_iter_unmarked_strings([marked_fields, tools]))
+    if contains_match(unmarked_fields, control) or contains_match(unmarked_strings, control):
+        raise RenderError(
+            "it spells a control token in a role, a name or a key, where the token cannot be distinguished from "
+            "the template's own"
+        )
+
+
+def _iter_unmarked_strings(value: Any) -> Iterator[Any]:
+    """Yield the strings of a value that are never marked: keys, and structural values."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            if key in STRUCTURAL_KEYS:
+                yield item
+            yield from _iter_unmarked_strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _iter_unmarked_strings(item)
+
+
+def check_tool_calls(marked: MarkedText, template: str, built_in: str) -> None:
+    """Refuse a conversation whose tool calls the template omits.
+
+    Args:
+        marked: the rendered conversation.
+        template: name of the template.
+        built_in: name of a built-in template that writes them.
+
+    Raises:
+        RenderError: the template omits a call.
+    """
+    turns = [owner + 1 for owner, key in marked.missing_strings if key == "tool_calls"]
+    if turns:
+        raise RenderError(
+            f"template {template} leaves out tool calls of turn {min(turns)}: choose one that writes them, such as "
+            f"--template {built_in}"
+        )
+
+
+def check_questions(marked: MarkedText, messages: Messages, scope: MarkingScope, template: str) -> None:
+    """Refuse a conversation if the template omits or changes what a user says.
+
+    Raises:
+        RenderError: the content of a user's turn is not written whole.
+    """
+    missing = {owner for owner, _ in marked.missing_strings}
+    changed = {owner for owner, _ in marked.changed_strings}
+    if not scope.marks("user"):
+        spans = {span.owner: span for span in marked.rounds}
+        changed |= {
+            number
+            for number, message in enumerate(messages)
+            for text in _list_texts(message.get("content"))
+            if number not in spans or text.strip() not in marked.text[spans[number].start : spans[number].stop]
+        }
+    for numbers, verb in ((missing, "leaves out"), (changed, "changes")):
+        turns = [number + 1 for number in numbers if number >= 0 and messages[number].get("role") == "user"]
+        if turns:
+            raise RenderError(
+                f"template {template} {verb} content of turn {min(turns)}, on which the answers depend: change the "
+                "record, or choose another --template"
+            )
+
+
+def _list_texts(content: Any) -> list[str]:
+    """Return the texts of a content: a string, or parts."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+
+
+def find_control_tokens(marked: MarkedText, control: re.Pattern[str], *, hostile: bool) -> list[int]:
+    """Return the offsets of control tokens that the template wrote.
+
+    ``hostile`` says that strings of the conversation spell control tokens, too.
+    """
+    gaps = marked.iter_gaps() if hostile else [(0, len(marked.text))]
+    return [match.start() for start, stop in gaps for match in control.finditer(marked.text, start, stop)]
+
+
+def find_content_spans(marked: MarkedText, messages: Messages) -> dict[int, CharacterSpan]:
+    """Return the span of each content that is one text, written once and unchanged."""
+    spans: dict[int, CharacterSpan] = {}
+    repeated: set[int] = set()
+    for start, stop, number, key in marked.strings:
+        content = messages[number].get("content") if number >= 0 and key == "content" else None
+        if not isinstance(content, str) or marked.text[start:stop] != content.strip():
+            continue
+        if number in spans:
+            repeated.add(number)
+        spans[number] = start, stop
+    return {number: span for number, span in spans.items() if number not in repeated}
+
+
+def describe_changes(marked: MarkedText) -> tuple[str, ...]:
+    """Describe the strings of a conversation that a template omits or changes."""
+    changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in marked.missing_strings}
+    return tuple(sorted(changes if marked.intact else changes | {_CHANGED_PROBLEM}))
