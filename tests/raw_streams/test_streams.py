@@ -490,3 +490,41 @@ def test_the_folder_of_a_killed_process_is_deleted_by_the_next_stream(tmp_path, 
     assert not killed_folder.exists()
     assert first_stream._folder.exists()
     assert collect_rows(first_stream) == collect_rows(second_stream)
+
+
+# Writes the reasoning of the last answer alone.
+THINKING = (
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def list_labelled_rows(data, **plan):
+    batches = list(Loader(data, **plan))
+    return sorted(
+        (*ids, *labels)
+        for batch in batches
+        for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["keep", "mask", "drop", "split"])
+def test_a_stream_has_the_labels_of_the_store_and_of_doctor(tmp_path, caplog, policy):
+    (tmp_path / "t.jinja").write_text(THINKING)
+    turns = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes.", "reasoning_content": f"Hm {n}"}]
+        for n in range(40)
+    ]
+    file = write_lines(tmp_path / "in.jsonl", [{"messages": turns[n] + turns[n + 1]} for n in range(0, 40, 2)])
+    settings = {"tokenizer": "bytes", "template": str(tmp_path / "t.jinja"), "reasoning": policy}
+    path = batchloom.prepare(file, out=tmp_path / "out", val_fraction=0, dedup="none", **settings).path
+    store = batchloom.open_store(path)
+    diagnosis = batchloom.doctor(file, **settings)
+    assert (diagnosis.documents, diagnosis.tokens) == (len(store), sum(len(document.ids) for document in store))
+    assert diagnosis.trained_tokens == store.contents.trained_tokens
+    caplog.clear()
+    plan = {"seq_len": 128, "global_batch_size": 4, "steps": len(store) // 4, "packing": "none"}
+    streamed = list_labelled_rows(batchloom.stream(file, **plan, lanes=1, workers=0, val_fraction=0, **settings))
+    assert streamed == list_labelled_rows(store, **plan)
+    notes = [message for message in caplog.messages if "leaves out reasoning" in message]
+    assert len(notes) == (policy == "keep")

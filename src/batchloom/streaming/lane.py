@@ -389,6 +389,7 @@ class StreamPool:
     records: int = 0  # Number of records read for it; without media, in the lane's first epoch only
     bad: int = 0  # Number of these that cannot be used
     bad_messages: tuple[str, ...] = ()  # Messages about the first of these
+    changes: tuple[tuple[str, str], ...] = ()  # Changes that the template made, each with a source that has it
     media: PoolMedia | None = None  # Media of its documents; None if media are not read
 
 
@@ -580,6 +581,7 @@ class LaneReader:
         self._buffer: deque[_LaneBatch] = deque()
         self._buffered_documents = self._records = self._bad = 0
         self._bad_messages: list[str] = []
+        self._changes: dict[str, str] = {}
         self._record_counts = RecordCounts()
         self._source = self._iter_epoch(position)
 
@@ -615,6 +617,7 @@ class LaneReader:
         self.position = _advance_position(before, batches)
         bad_messages, records, bad = tuple(self._bad_messages), self._records, self._bad
         self._bad_messages, self._records, self._bad = [], 0, 0
+        changes, self._changes = tuple(self._changes.items()), {}
         return StreamPool(
             lane=self._lane,
             epoch=before.epoch,
@@ -626,6 +629,7 @@ class LaneReader:
             records=records,
             bad=bad,
             bad_messages=bad_messages,
+            changes=changes,
             media=None if self._media_spill is None else self._media_of(batches),
         )
 
@@ -679,6 +683,8 @@ class LaneReader:
                                 batch.spill_file.unlink()
             facts = run.make_facts()
             self._record_counts.add(facts, sink.shares)
+            changes = {change: unit.parts[first.part].source.name for change, first in facts.altered.items()}
+            self._changes = changes | self._changes
             if log is not None:
                 parts = [(record_range.part_index, record_range.covers_part) for record_range in range_group.ranges]
                 log.finish(range_group.group_index, parts, facts, last=range_group.last)

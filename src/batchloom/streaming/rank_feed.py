@@ -361,6 +361,7 @@ class RankFeed:
         self._round = share.spec.global_batch_size // share.lanes
         # Records and bad records of each lane epoch.
         self._counts: dict[int, tuple[int, int]] = {}
+        self._noted_changes: set[str] = set()
         self._tokens: dict[int, int] = {}
         # Guards pool starts and step tokens; never held while waiting for a pool.
         self._lock = threading.Lock()
@@ -437,6 +438,10 @@ class RankFeed:
         self._counts[pool.epoch] = records, bad
         for message in pool.bad_messages:
             _LOG.warning("Left out: %s", message)
+        for change, source in pool.changes:
+            if change not in self._noted_changes:
+                self._noted_changes.add(change)
+                _LOG.warning("%s, as in %s. batchloom doctor counts and shows such conversations.", change, source)
         most = count_allowed_bad(self._share.max_bad, records)
         if bad > most:
             last = f"; the last one: {pool.bad_messages[-1]}" if pool.bad_messages else ""
