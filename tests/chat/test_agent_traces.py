@@ -110,6 +110,29 @@ def test_a_call_alone_and_a_reasoning_summary():
     ]
 
 
+def test_blocks_and_items_of_one_answer_are_one_message():
+    """A message of its own would teach the model to stop between them."""
+    thought, said, first, second = ({"role": "assistant", "content": [block]} for block in ANTHROPIC[1]["content"])
+    calls = [call("t1", {"city": "Oslo"}), call("t2", {}, "time")]
+    expected = {"role": "assistant", "content": "Let me look.", "reasoning_content": "Ask.", "tool_calls": calls}
+    assert read([QUESTION, thought, said, first, second, *ANTHROPIC[2:]]).messages[1] == expected
+    reasoning = [{"type": "reasoning", "summary": value} for value in ("One.", [text("Two.", "summary_text")])]
+    [_, answer] = read([QUESTION, *reasoning, {"role": "assistant", "content": "Cold."}]).messages
+    assert answer == {"role": "assistant", "content": "Cold.", "reasoning_content": "One.\n\nTwo."}
+    null = {"role": "assistant", "content": "So.", "tool_calls": None}
+    assert read([QUESTION, null, RESPONSES[3]]).messages[1]["tool_calls"] == [call("t1", '{"city": "Oslo"}')]
+
+
+def test_train_flags_of_traces_stay():
+    flagged = [{**text("a", "output_text"), "train": False}, text("b", "output_text")]
+    conversation = read([QUESTION, {"role": "assistant", "content": flagged}])
+    assert conversation.messages[1]["content"] == "ab"
+    assert conversation.trained[1].ranges[0].start == 1
+    results = {**ANTHROPIC[2], "content": ANTHROPIC[2]["content"][:2], "train": True}
+    conversation = read([*ANTHROPIC[:2], results, ANTHROPIC[3]])
+    assert conversation.trained == [None, None, True, True, None]
+
+
 def answer(*blocks):
     return [QUESTION, {"role": "assistant", "content": list(blocks)}]
 
@@ -128,6 +151,11 @@ def answer(*blocks):
         ([QUESTION, *RESPONSES[3:4], *RESPONSES[9:]], r"messages\[2\] stands between a call and its result"),
         ([{"role": "user", "content": [text("?"), {"type": "tool_result"}]}], "behind what the user says"),
         ([QUESTION, {"type": "function_call", "call_id": "1", "arguments": "{}"}], "has no name"),
+        ([QUESTION, {**RESPONSES[3], "call_id": ["1"]}], r"messages\[1\].call_id holds an array, not text"),
+        ([QUESTION, {**RESPONSES[3], "train": False}], r"messages\[1\].train is not supported"),
+        ([QUESTION, {"type": "reasoning", "text": "Hm."}], "has text, which reasoning of the Responses has not"),
+        ([QUESTION, RESPONSES[1], QUESTION], "has reasoning without an answer behind it"),
+        ([QUESTION, {**ANTHROPIC[1], "reasoning_content": "Hm."}], "has reasoning_content and blocks with the same"),
     ],
 )
 def test_what_has_no_place_in_a_message_is_named(items, message):
@@ -188,9 +216,10 @@ def test_objects_in_json_are_objects_with_their_nulls():
             {"type": "user", "sessionId": "s", "message": QUESTION},
             {"type": "assistant", "sessionId": "s", "message": {"role": "assistant", "content": [text("Cold.")]}},
         ],
+        [{"type": "file-history-snapshot"}, {"type": "user", "sessionId": "s", "message": QUESTION}],
         [{"type": "session", "harness": "llama.app", "id": "1"}, {"type": "message", "message": QUESTION}],
     ],
-    ids=["Codex", "Claude Code", "Pi"],
+    ids=["Codex", "Claude Code", "Claude Code with a snapshot", "Pi"],
 )
 def test_a_session_is_named_with_what_makes_rows_of_it(events):
     with pytest.raises(SchemaError, match="events of a session of an agent.* load_dataset"):

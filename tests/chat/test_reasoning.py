@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from batchloom import SettingsError
+from batchloom.chat.templates import split_answers
 from batchloom.core.document import ContentRange, Conversation, PreferencePair, TurnWeight
-from batchloom.preparation import ChatRecipe, encode_conversations, encode_preference_pairs
-from chat.template_cases import CASES, MARKED
+from batchloom.core.medium import Medium
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations, encode_preference_pairs
+from chat.template_cases import CASES, MARKED, TEMPLATES, remove_marks
 from chat.trained_texts import list_trained_texts
 
 KEYED, _ = CASES["thought in every turn"]
@@ -84,29 +86,104 @@ def test_calls_are_trained_without_the_thought_before_them(make_trl_encoder, nam
 
 def test_a_template_that_leaves_thoughts_out_is_announced_with_the_remedy(make_trl_encoder):
     encoder = make_trl_encoder("qwen3")
-    encoded = encode_conversations(
-        [Conversation(messages) for messages in (PLAIN, KEYED, TAGGED)], encoder, ChatRecipe(prove=True)
-    )
+    conversations = [Conversation(messages) for messages in (PLAIN, KEYED, TAGGED)]
+    encoded = encode_conversations(conversations, encoder, ChatRecipe(prove=True))
     [(change, numbers)] = encoded.altered.items()
-    assert "--reasoning split" in change
+    assert "of earlier answers (--reasoning split" in change
     assert numbers == [1, 2]
     split = encode_conversations([Conversation(KEYED)], encoder, ChatRecipe(prove=True, reasoning="split"))
-    assert len(split.lengths) == 2
     assert split.numbers.tolist() == [0, 0]
     assert not split.altered
+    silent = encode_conversations([Conversation(KEYED)], make_trl_encoder("gemma"), ChatRecipe(reasoning="split"))
+    assert "of the last answer (choose another --template" in next(iter(silent.altered))
 
 
-def test_split_follows_what_is_trained(make_trl_encoder):
-    encoder = make_trl_encoder("qwen3")
-    assert len(list_samples(encoder, KEYED, reasoning="split", train_on="last")) == 1
-    flagged = Conversation(KEYED, trained=[None, False, None, None])
-    encoded = encode_conversations([flagged], encoder, ChatRecipe(prove=True, reasoning="split"))
-    assert len(encoded.lengths) == 1
-    untrained = Conversation(KEYED, trained=[False] * 4)
-    encoded = encode_conversations([untrained], encoder, ChatRecipe(prove=True, reasoning="split"))
-    assert "no assistant turn is trained" in encoded.dropped[0].reason
+def list_split(encoder, trained=(), completion=None, **settings):
+    """Return the trained answers of each sample of a conversation of two."""
+    conversation = Conversation(KEYED, trained=list(trained), completion=completion)
+    encoded = encode_conversations([conversation], encoder, ChatRecipe(prove=True, reasoning="split", **settings))
+    bounds = np.concatenate([[0], np.cumsum(encoded.lengths, dtype=np.int64)])
+    texts = [
+        encoder.tokenizer.decode(encoded.ids[start:stop][encoded.mask[start:stop] != 0])
+        for start, stop in itertools.pairwise(bounds)
+    ]
+    return [[answer for answer in ("Four.", "Six.") if answer in text] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["Four.", "Six."]),
+        ({"train_on": "last"}, ["Six."]),
+        ({"train_on": "last", "trained": [None, True, None, None]}, ["Four.", "Six."]),
+        ({"train_on": "last", "trained": [None, None, None, False]}, []),
+        ({"train_on": "flagged", "trained": [None, None, None, True]}, ["Six."]),
+        ({"trained": [None, False, None, None]}, ["Six."]),
+        ({"trained": [None, TurnWeight(trained=False), None, None]}, ["Six."]),
+        ({"trained": [None, TurnWeight(None, 0.5), None, None]}, ["Four.", "Six."]),
+        ({"trained": [False] * 4}, []),
+        ({"train_on": "completion", "completion": 1}, ["Four.", "Six."]),
+        ({"train_on": "completion", "completion": 3}, ["Six."]),
+        ({"train_on": "assistant", "completion": 3}, ["Four.", "Six."]),
+    ],
+)
+def test_split_trains_what_is_selected_once(make_trl_encoder, settings, expected):
+    assert list_split(make_trl_encoder("qwen3"), **settings) == [[answer] for answer in expected]
+
+
+def test_policies_that_contradict_other_settings_are_refused():
     with pytest.raises(SettingsError, match="reasoning: split makes samples of single answers"):
         ChatRecipe(reasoning="split", train_on="all")
+    with pytest.raises(SettingsError, match="reasoning: mask needs the turns of a template"):
+        ChatRecipe(reasoning="mask", template="none")
+
+
+def test_split_cuts_the_media_with_the_turns():
+    turns = [{"role": "user", "content": [{"type": "image"}]}, KEYED[1]] * 2
+    media = [Medium("image", "a.png"), Medium("image", "b.png")]
+    samples = split_answers(Conversation(turns, media=media), "assistant")
+    assert [sample.media for sample in samples] == [media[:1], media]
+
+
+@pytest.mark.parametrize("template", ["qwen3", "gptoss"])
+def test_a_mask_counts_the_turns_that_a_tool_format_writes(make_trl_encoder, trl_tokenizer, tmp_path, template):
+    (tmp_path / "t.jinja").write_text(remove_marks(TEMPLATES[template]))
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"), tool_format="qwen")
+    [trained] = list_trained_texts(encoder, [(CALLING, TOOLS)], reasoning="mask")
+    assert "Look it up" not in "".join(trained)
+    assert "Seven is cold" not in "".join(trained)
+    assert "Oslo" in trained[0]
+
+
+WITHOUT_EMPTY = (
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>\n\n"
+    "{% endif %}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["<reasoning>short</reasoning><answer>4</answer>", "[thinking] ok", "Hm. Four."])
+def test_a_mask_ends_with_the_thought(trl_tokenizer, tmp_path, content):
+    (tmp_path / "t.jinja").write_text(WITHOUT_EMPTY)
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    turns = [KEYED[0], {"role": "assistant", "content": content, "reasoning_content": "Hm."}]
+    assert list_trained_texts(encoder, [(turns, None)], reasoning="mask") == [[f"{content}</s>"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"content": "The tag </think> ends a thought."}, "The tag </think> ends a thought."),
+        ({"content": "Use </think>\nhere.", "reasoning_content": "Hm."}, "Use </think>\nhere."),
+        ({"content": "Hm.\n</think>\n\nFour."}, "Four."),
+        ({"content": "<think>Hm.</think>Four."}, "Four."),
+        ({"content": [{"type": "text", "text": "<think>Hm.</think>Four."}]}, "Four."),
+    ],
+)
+def test_only_a_thought_is_dropped(trl_tokenizer, tmp_path, fields, expected):
+    (tmp_path / "t.jinja").write_text(WITHOUT_EMPTY)
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    turns = [KEYED[0], {"role": "assistant", **fields}]
+    assert list_trained_texts(encoder, [(turns, None)], reasoning="drop") == [[f"{expected}</s>"]]
 
 
 def test_a_fault_in_a_sample_leaves_the_record_out(make_trl_encoder):
@@ -122,8 +199,12 @@ def test_a_fault_in_a_sample_leaves_the_record_out(make_trl_encoder):
 def test_what_cannot_be_dropped_is_refused(make_trl_encoder):
     encoder, chat = make_trl_encoder("qwen3"), ChatRecipe(reasoning="drop")
     alone = Conversation([KEYED[0], {"role": "assistant", "content": "", "reasoning_content": "Hm."}])
-    ranges = Conversation(TAGGED[:2], trained=[None, TurnWeight(None, 1.0, (ContentRange(0, 3, 1.0),))])
-    encoded = encode_conversations([alone, ranges], encoder, chat)
+    blank = Conversation([KEYED[0], {"role": "assistant", "content": [{"type": "text", "text": "<think>a</think>"}]}])
+    ranged = [None, TurnWeight(None, 1.0, (ContentRange(0, 3, 1.0),))]
+    conversations = [alone, Conversation(TAGGED[:2], trained=ranged), blank, Conversation(KEYED[:2], trained=ranged)]
+    encoded = encode_conversations(conversations, encoder, chat)
+    assert [fault.number for fault in encoded.faults] == [0, 1, 2]
+    assert "turn 2 is reasoning alone" in encoded.faults[2].reason
     assert "turn 2 is reasoning alone" in encoded.faults[0].reason
     assert "count the characters of its reasoning" in encoded.faults[1].reason
 

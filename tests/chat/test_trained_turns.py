@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
+from batchloom.tokens import resolve_tokenizer
+from chat.conftest import make_byte_level_tokenizer
 from chat.template_cases import (
     CASES,
     EOS,
@@ -361,6 +363,36 @@ def test_a_result_in_the_round_of_its_call_is_never_trained(make_trl_encoder, tr
 
 
 IN_LOOP = "{% for m in messages %}HEADER{{ m.content }}</s>\n{% if loop.last and add_generation_prompt %}PROMPT{% endif %}{% endfor %}"
+
+
+def test_a_token_that_begins_and_ends_texts_is_a_stop(tmp_path):
+    """As GPT-2's."""
+    token = "<|endoftext|>"
+    folder = make_byte_level_tokenizer(tmp_path / "t", bos_token=token, eos_token=token)
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }}"
+    )
+    encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"))
+    [trained] = list_trained_texts(encoder, [CASES["plain"]])
+    assert trained == [f"Hello.\n{token}"]
+
+
+def test_the_header_of_another_answer_is_no_stop(trl_tokenizer, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}")
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    user, first = CASES["plain"][0]
+    turns = [user, first, {"role": "assistant", "content": "Yes."}, user, first]
+    assert list_trained_texts(encoder, [(turns, None)]) == [["Hello.", "Yes.<|user|>", "Hello."]]
+
+
+def test_a_token_within_an_answer_is_no_stop(trl_tokenizer, tmp_path):
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls or [] %}<|call|>"
+        "{{ call.function.name }}<|message|>{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    [[call, _]] = list_trained_texts(encoder, [CASES["integer, and its result"]])
+    assert call == '<|call|>get_weather<|message|>{"days": 2}'
 
 
 def test_a_thought_before_every_answer_is_no_header(trl_tokenizer, tmp_path):

@@ -250,8 +250,8 @@ def test_changes_of_contents_by_a_template_are_counted(make_encoder):
         make_conversation("x", "y"),
     ]
     encoded = encode_conversations(conversations, make_encoder(THINKING), PROVED)
-    remedy = "--reasoning split trains each thought where the template writes it"
-    assert encoded.altered == {f"leaves out reasoning ({remedy})": [0]}
+    remedy = "--reasoning split trains each as the last one"
+    assert encoded.altered == {f"leaves out the reasoning of earlier answers ({remedy})": [0]}
     assert decode_trained(make_encoder(THINKING), conversations[0]) == [
         "yes<|im_end|>",
         "<think>\nnew\n</think>\n\nno<|im_end|>",

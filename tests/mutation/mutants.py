@@ -542,6 +542,94 @@ CHAT = (
         "return begin, begin",
         ("chat/test_turns.py", "chat/test_transformers_agreement.py"),
     ),
+    # The header before an answer is trained.
+    Mutant(
+        "header-trained",
+        "chat/templates/turn_positions.py",
+        "return start + len(header)",
+        "return start",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # A result that the template writes in the round of its call is trained with the call.
+    Mutant(
+        "result-trained-with-its-call",
+        "chat/templates/turn_positions.py",
+        "        limit = start + len(written)\n        if not (",
+        "        limit = max(limit, start + len(written))\n        if not (",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # A turn that is written twice is trained once.
+    Mutant(
+        "turn-in-several-places-accepted",
+        "chat/templates/turn_positions.py",
+        "if not {point.pair for point in body_points}.issuperset(point.pair for point in points):",
+        "if not points:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # The header of the next answer ends an answer.
+    Mutant(
+        "next-answer-s-header-is-a-stop",
+        "chat/templates/turn_positions.py",
+        "is_stop = self._roles[self._ordered_rounds[following].owner] != ASSISTANT",
+        "is_stop = True",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # Text behind a control token is not trained.
+    Mutant(
+        "token-within-an-answer-is-its-stop",
+        "chat/templates/turn_positions.py",
+        "return spans[-1] if spans and spans[-1][1] == visible else None",
+        "return spans[-1] if spans else None",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # BOS of the next turn is trained as a stop.
+    Mutant(
+        "bos-is-a-stop",
+        "chat/templates/turn_positions.py",
+        "if token is None or token.group() == self._form.bos:",
+        "if token is None:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # A user whom a template cuts short is not noticed where users have no marks.
+    Mutant(
+        "unmarked-user-not-checked",
+        "chat/templates/marked_checks.py",
+        'if not scope.marks("user"):',
+        "if False:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # A thought with which every answer begins counts as its header.
+    Mutant(
+        "thought-is-a-header",
+        "chat/templates/answer_headers.py",
+        "return prompt[: token.start()]",
+        "return prompt",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # The reasoning is trained although it is masked.
+    Mutant(
+        "masked-reasoning-trained",
+        "chat/templates/trained_spans.py",
+        "spans = _subtract_spans(_merge_spans(spans), list(rendered.thoughts))",
+        "spans = _merge_spans(spans)",
+        ("chat/test_reasoning.py",),
+    ),
+    # A mask of the reasoning covers what follows it.
+    Mutant(
+        "mask-beyond-the-reasoning",
+        "chat/templates/reasoning.py",
+        "end = len(answer) - len(find_common_prefix([answer[::-1], remainder[::-1]]))",
+        "end = len(answer)",
+        ("chat/test_reasoning.py",),
+    ),
+    # A split conversation trains the answers before the last one again.
+    Mutant(
+        "split-trains-answers-again",
+        "chat/templates/reasoning.py",
+        "trained=[*[False] * number, flags[number]]",
+        "trained=[*[None] * number, flags[number]]",
+        ("chat/test_reasoning.py",),
+    ),
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
     Mutant(
         "label-mask-widened-by-loss-mask",

@@ -526,5 +526,5 @@ def test_a_stream_has_the_labels_of_the_store_and_of_doctor(tmp_path, caplog, po
     plan = {"seq_len": 128, "global_batch_size": 4, "steps": len(store) // 4, "packing": "none"}
     streamed = list_labelled_rows(batchloom.stream(file, **plan, lanes=1, workers=0, val_fraction=0, **settings))
     assert streamed == list_labelled_rows(store, **plan)
-    notes = [message for message in caplog.messages if "leaves out reasoning" in message]
-    assert len(notes) == (policy == "keep")
+    notes = [message for message in caplog.messages if "leaves out the reasoning" in message]
+    assert len(notes) == (policy in ("keep", "mask"))

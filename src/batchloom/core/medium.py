@@ -1,13 +1,12 @@
 """Media of a document, as passed from its source to the store."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 MediumKind = Literal["image", "audio", "video"]
 MEDIUM_KINDS: tuple[MediumKind, ...] = ("image", "audio", "video")
-# Text that stands for a medium, as in LLaVA and LLaMA-Factory.
-PLACEHOLDER_PATTERN = re.compile(f"<({'|'.join(MEDIUM_KINDS)})>")
 _EXTENSIONS_BY_KIND: dict[MediumKind, str] = {
     "image": "jpg jpeg jpe jfif png gif webp bmp tif tiff ppm pgm avif",
     "audio": "wav flac mp3 ogg oga opus aif aiff au caf m4a aac wma",
@@ -17,6 +16,14 @@ _KIND_BY_EXTENSION = {ending: kind for kind, endings in _EXTENSIONS_BY_KIND.item
 
 
 _TAR_RANGE_PATTERN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL | re.IGNORECASE)
+
+
+def make_placeholder_pattern(kinds: Sequence[MediumKind]) -> re.Pattern[str]:
+    """Return the pattern of texts that stand for media, as in LLaVA and LLaMA-Factory."""
+    return re.compile(f"<({'|'.join(kinds)})>")
+
+
+PLACEHOLDER_PATTERN = make_placeholder_pattern(MEDIUM_KINDS)
 
 
 def format_tar_location(file: str, start: int, size: int) -> str:

@@ -101,6 +101,14 @@ _METADATA_WORDS = {
 }
 # Roles without which a record would mean something else.
 _ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")
+# Columns of messages and tools.
+_NESTED_NAMES = frozenset(
+    name
+    for rule in (*FORM_RULES, *PROMPT_RULES)
+    for role, names in (*rule.required.items(), *rule.optional.items())
+    if role in (*TURN_ROLES, "tools")
+    for name in names
+)
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
 
 
@@ -136,7 +144,10 @@ def detect_schema(
     raise_problems(find_mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")
-    records = [{name: decode_items(value) for name, value in row.items()} for row in records]
+    nested_names = _NESTED_NAMES.union(mapping.values())
+    records = [
+        {name: decode_items(value) if name in nested_names else value for name, value in row.items()} for row in records
+    ]
     if ignored:
         records = [drop_keys(row, ignored) for row in records]
     mapping = match_mapping_columns(mapping, (name for row in records for name in row))
@@ -530,7 +541,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
     parts = [f"no schema fits: the records have {_describe_column_types(columns)}"]
-    if all(map(is_session_event, rows)):
+    if 2 * sum(map(is_session_event, rows)) >= len(rows):
         return SchemaError("; ".join([*parts, SESSION_REMEDY]), list(columns))
     if unsupported := describe_unreadable(rows):
         parts.append(unsupported)

@@ -432,10 +432,12 @@ def decode_items(value: Any) -> Any:
 
     Hugging Face datasets write messages and tools so, whose objects differ from row to row.
     """
-    is_json = isinstance(value, list) and value and all(isinstance(item, str) and item[:1] == "{" for item in value)
-    with contextlib.suppress(orjson.JSONDecodeError):
-        return [orjson.loads(item) for item in value] if is_json else value
-    return value
+    if not (isinstance(value, list) and value and all(isinstance(item, str) and item[:1] == "{" for item in value)):
+        return value
+    try:
+        return [orjson.loads(item) for item in value]
+    except orjson.JSONDecodeError:
+        return value
 
 
 def list_messages(value: object) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from batchloom.chat.schema.record_keys import PART_KEYS, check_keys, list_messag
 from batchloom.chat.schema.schemas import Row, Schema, is_non_empty
 from batchloom.core.document import Conversation, InterleavedText
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
+from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, make_placeholder_pattern
 from batchloom.core.wording import describe_json_type, format_count
 
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
@@ -218,7 +218,7 @@ class MediaExtractor:
         if not isinstance(message, dict):
             return message
         new_message = message
-        for key in ("content", "value"):
+        for key in ("content", "value", "output"):
             content = message.get(key)
             if isinstance(content, str | list):
                 new_content = self.extract_content(content, f"{field_path}.{key}")
@@ -240,7 +240,9 @@ class MediaExtractor:
         if kind is not None:
             check_keys(part, PART_KEYS, field_path)
             yield self._extract_typed_part(part, kind, field_path)
-        elif isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("content"), list):
+        elif (
+            isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("content"), str | list)
+        ):
             yield {**part, "content": self.extract_content(part["content"], f"{field_path}.content")}
         elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") == "text":
             if self.has_placeholder(part["text"]):
@@ -317,7 +319,7 @@ class MediaExtractor:
 @functools.cache
 def _compile_placeholder(kinds: tuple[MediumKind, ...]) -> re.Pattern[str]:
     """Return the pattern of the placeholders of these kinds."""
-    return re.compile(f"<({'|'.join(kinds)})>" if kinds else "(?!)")
+    return make_placeholder_pattern(kinds) if kinds else re.compile("(?!)")
 
 
 def _copy(used_indices: Mapping[MediumKind, set[int]]) -> dict[MediumKind, set[int]]:

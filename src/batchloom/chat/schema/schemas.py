@@ -235,7 +235,7 @@ COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rul
 ROLE_MEANINGS = {
     "messages": "all turns of a conversation",
     "system": "system turn before all others; must equal one that the conversation has",
-    "tools": "tools for the chat template: a list of objects, or JSON text of one",
+    "tools": "tools for the chat template: a list of objects or of their JSON texts, or JSON text of a list",
     "template_args": "variables of the chat template, an object or JSON text of one",
     "prompt": "question, as a text or as messages",
     "context": "appended to the prompt after one newline, unless it is empty",

@@ -6,7 +6,6 @@ LLaMA-Factory, axolotl and ms-swift.
 """
 
 import operator
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from batchloom.chat.schema.record_keys import (
 )
 from batchloom.chat.schema.record_media import is_extracted_medium
 from batchloom.chat.schema.schemas import NAMED_ROLES, ROLE_GUESSES
+from batchloom.chat.templates.chat_template import find_thought_end
 from batchloom.core.document import MESSAGE_ROLES, ContentRange, TrainFlag, TurnWeight
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.loss_weights import parse_loss_weight
@@ -57,7 +57,6 @@ ROLE_BY_SENDER = {
 }
 # Roles of a turn that the model answers.
 ASKING_ROLES = ("user", "tool")
-_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _MAX_DEPTH = 100
 # White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
@@ -93,7 +92,8 @@ def read_turns(value: object, column: str) -> Turns:
         raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of messages")
     if not value:
         raise UnusableRecordError(f"column {column!r} is empty: a conversation without turns")
-    turns = value = _convert_form(value, column)
+    value = _convert_form(value, column)
+    turns = value
     flags: list[TrainFlag] = []
     call_numbers: list[int] = []
     for number, message in enumerate(value):
@@ -397,8 +397,7 @@ def _convert_sender(message: Message, role_key: str, field_path: str) -> Message
     value = message.get(value_key)
     if sender in _CALL_ROLES:
         # LLaMA-Factory writes a thought before the call, and the text is what its templates write.
-        thought = _THOUGHT.match(value) if isinstance(value, str) else None
-        content = thought.group() if thought else ""
+        content = value[: find_thought_end(value)] if isinstance(value, str) else ""
         call_text = value[len(content) :] if isinstance(value, str) else value
         calls = _parse_function_calls(call_text, f"{field_path}.{value_key}")
         return {"role": "assistant", "content": content, **other_fields, "tool_calls": calls}

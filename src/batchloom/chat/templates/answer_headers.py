@@ -4,12 +4,11 @@ A header is the generation prompt that the template writes after the messages be
 that it does not depend on the records that were seen.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any, final
 
-from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
+from batchloom.chat.templates.chat_template import ChatTemplate, Messages, RenderError, find_common_prefix
 from batchloom.chat.templates.marks import Marker
 from batchloom.chat.templates.media_placeholders import ContentStyle, convert_contents
 from batchloom.chat.templates.skeletons import EXAMPLE_TOOL, ConversationShape, make_example, make_probe
@@ -18,8 +17,6 @@ from batchloom.chat.templates.turn_positions import TurnForm
 # Number of contexts in the cache; above it the cache is cleared.
 _MAX_CACHED_CONTEXTS = 4096
 _QUESTION: ConversationShape = (("user", False),)
-
-Messages = list[dict[str, Any]]
 
 
 @final
@@ -43,8 +40,11 @@ class AnswerHeaders:
             style: form in which the template takes contents.
             added: pattern of the tokenizer's added tokens, control tokens included.
         """
-        self._template, self._base_template = template, base_template
-        self._form, self._style, self._added = form, style, added
+        self._template = template
+        self._base_template = base_template
+        self._form = form
+        self._style = style
+        self._added = added
         # Headers of an example, by the roles and keys of the last messages before the answer.
         self._headers: dict[Any, set[str]] = {}
 
@@ -79,7 +79,7 @@ class AnswerHeaders:
 
     def _find_lead(self) -> set[str]:
         """Return what the template writes before all answers, if a probe shows it."""
-        lead = self._cut_thought(os.path.commonprefix([*self._form.leads]))  # noqa: RUF071 - of characters
+        lead = self._cut_thought(find_common_prefix([*self._form.leads]))
         return {lead if lead.strip() else ""} if self._form.leads else set()
 
     def _make_prompts(self, before: Messages, tools: list[Any] | None) -> set[str]:
@@ -103,7 +103,7 @@ class AnswerHeaders:
         After it both end, or go on with white space or an added token.
         """
         for lead in self._form.leads:
-            shared = os.path.commonprefix([prompt, lead])  # noqa: RUF071 - of characters
+            shared = find_common_prefix([prompt, lead])
             rests = (prompt[len(shared) :], lead[len(shared) :])
             if shared and all(not rest.strip() or self._added.match(rest) for rest in rests):
                 yield shared
@@ -119,7 +119,8 @@ class AnswerHeaders:
     def _render_prompt(self, template: ChatTemplate, before: Messages, tools: list[Any] | None) -> str:
         """Return what a template writes after these messages as a generation prompt."""
         try:
-            marker, copies = Marker(0), list(map(dict, before))
+            marker = Marker(0)
+            copies = list(map(dict, before))
             text = template.render(copies, tools, prompt=True, mark_round=marker.make_round_function(copies)).text
             if (end := marker.find_last(text)) is not None:
                 return text[end:]

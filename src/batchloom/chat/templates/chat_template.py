@@ -8,8 +8,9 @@ import datetime as dt
 import functools
 import json
 import os
+import re
 import time
-from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -41,8 +42,13 @@ BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 # Name that joins the texts of a prompt and its completion without a template, for base models.
 NO_TEMPLATE = "none"
-# Names of the reasoning of a message.
+# Names of the reasoning of a message, and the tags of reasoning in a content.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+THOUGHT_TAGS = "<think>", "</think>"
+# A thought at the beginning of a content. A prompt may have written its first tag; then the second one ends a line, as
+# an answer may mention it.
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*|(?:(?!<think>).)*?</think>[^\S\n]*(?:\n\s*|\Z)", re.DOTALL)
+Messages = list[dict[str, Any]]
 # Names that are never files.
 TEMPLATE_NAMES = (*BUILT_IN_TEMPLATES, NO_TEMPLATE)
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -606,6 +612,17 @@ class ChatTemplate:
                 )
             marks.append((start, start + len(block_text)))
         return tuple(marks)
+
+
+def find_thought_end(content: str) -> int:
+    """Return the end of the thought at the beginning of a content; 0 without one."""
+    thought = _THOUGHT.match(content) if THOUGHT_TAGS[1] in content else None
+    return thought.end() if thought else 0
+
+
+def find_common_prefix(texts: Sequence[str]) -> str:
+    """Return the characters with which all texts begin."""
+    return os.path.commonprefix(texts)  # noqa: RUF071 - it compares characters
 
 
 def normalize_message(message: dict[str, Any]) -> dict[str, Any]:

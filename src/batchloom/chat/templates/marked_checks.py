@@ -4,16 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from batchloom.chat.templates.chat_template import REASONING_KEYS, RenderError
+from batchloom.chat.templates.chat_template import REASONING_KEYS, Messages, RenderError
 from batchloom.chat.templates.conversation_text import CharacterSpan
 from batchloom.chat.templates.marks import STRUCTURAL_KEYS, MarkedText, MarkingScope, contains_match
 
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
-OMITTED_REASONING = "leaves out reasoning (--reasoning split trains each thought where the template writes it)"
-_OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, OMITTED_REASONING)}
+OMITTED_REASONING = "leaves out the reasoning of earlier answers (--reasoning split trains each as the last one)"
+_UNWRITTEN_REASONING = "leaves out the reasoning of the last answer (choose another --template to train it)"
 _MARKED_KEYS = frozenset(("content", "tool_calls", *REASONING_KEYS))
-
-Messages = list[dict[str, Any]]
 
 
 def check_unmarked_strings(messages: Messages, tools: list[Any] | None, control: re.Pattern[str]) -> None:
@@ -120,7 +118,16 @@ def find_content_spans(marked: MarkedText, messages: Messages) -> dict[int, Char
     return {number: span for number, span in spans.items() if number not in repeated}
 
 
-def describe_changes(marked: MarkedText) -> tuple[str, ...]:
+def describe_changes(marked: MarkedText, messages: Messages) -> tuple[str, ...]:
     """Describe the strings of a conversation that a template omits or changes."""
-    changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in marked.missing_strings}
+    last_answer = max((n for n, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
+    changes = {_describe_omission(owner, key, last_answer) for owner, key in marked.missing_strings}
     return tuple(sorted(changes if marked.intact else changes | {_CHANGED_PROBLEM}))
+
+
+def _describe_omission(owner: int, key: str, last_answer: int) -> str:
+    if key == "tools":
+        return "leaves out the list of tools"
+    if key not in REASONING_KEYS:
+        return _CHANGED_PROBLEM
+    return _UNWRITTEN_REASONING if owner == last_answer else OMITTED_REASONING

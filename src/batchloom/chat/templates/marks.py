@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from batchloom.chat.templates.chat_template import REASONING_KEYS, MarkRound, RenderError
+from batchloom.chat.templates.chat_template import (
+    REASONING_KEYS,
+    THOUGHT_TAGS,
+    MarkRound,
+    RenderError,
+    find_thought_end,
+)
 
 # Pair k of marks: the even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
@@ -23,7 +29,7 @@ TOOLS_OWNER = -1
 _UNKNOWN_OWNER = -2
 # Values that a template branches on rather than writes.
 STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
-_THOUGHT_TAGS = re.compile("(</?think>)")
+_TAG_PATTERN = re.compile(f"({'|'.join(THOUGHT_TAGS)})")
 # Key of the marks around rounds.
 _ROUND = ""
 
@@ -90,17 +96,19 @@ class Marker:
 
         Templates split a content at the tags of a thought, so its parts are marked like texts of their own.
         """
-        if "think>" in text:
-            parts, marked = _THOUGHT_TAGS.split(text), []
-            for number, part in enumerate(parts):
-                is_thought = part and parts[number - 1 : number] == ["<think>"] and key == "content"
-                marked.append(self._mark_part(part, owner, REASONING_KEYS[0] if is_thought else key))
-            return "".join(marked)
-        return self._mark_part(text, owner, key)
+        thought_end = find_thought_end(text) if key == "content" else 0
+        if not thought_end and THOUGHT_TAGS[0] not in text:
+            return self._mark_part(text, owner, key)
+        marked: list[str] = []
+        position = 0
+        for part in _TAG_PATTERN.split(text):
+            marked.append(self._mark_part(part, owner, REASONING_KEYS[0] if position < thought_end else key))
+            position += len(part)
+        return "".join(marked)
 
     def _mark_part(self, text: str, owner: int, key: str) -> str:
         core = text.strip()
-        if not core or _THOUGHT_TAGS.fullmatch(core):
+        if not core or _TAG_PATTERN.fullmatch(core):
             return text
         begin, end = self.make_pair(owner, key, core)
         offset = text.index(core)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
 from batchloom.chat.templates.marks import contains_match
-from batchloom.core.medium import MediumKind
+from batchloom.core.medium import MEDIUM_KINDS, MediumKind
 from batchloom.core.wording import format_count
 
 # Candidates for the mark of a medium in a content that a template accepts only as a string.
@@ -46,8 +46,8 @@ class ContentStyle:
 JOINED_PARTS = "takes texts as strings, and gets the text parts of a content joined"
 
 
-# Change of texts with placeholders in a record without such media.
-TEXT_PLACEHOLDERS = "gets placeholders such as <image> as text from records that have no such medium"
+# Change of texts with placeholders in a record without a column of such media.
+TEXT_PLACEHOLDERS = "gets placeholders such as <image> as text from records without a column of such media"
 
 
 class PlaceholderSpan(NamedTuple):
@@ -199,3 +199,9 @@ def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: P
         for part in message["content"]
         if part.get("type") in placeholder_formats
     ]
+
+
+def count_media(messages: Sequence[dict[str, Any]]) -> int:
+    """Return the number of media in the contents of messages."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return sum(part.get("type") in MEDIUM_KINDS for content in contents for part in content)

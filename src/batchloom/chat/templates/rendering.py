@@ -15,8 +15,10 @@ from batchloom.chat.templates.chat_template import (
     BUILT_IN_TEMPLATES,
     DEFAULT_DATE,
     NO_TEMPLATE,
+    THOUGHT_TAGS,
     ChatTemplate,
     ChosenTemplate,
+    Messages,
     RenderError,
     TemplateOutput,
     normalize_message,
@@ -87,8 +89,6 @@ from batchloom.core.settings import suggest
 _MAX_CACHED_SHAPES = 4096
 _MAX_CACHED_ARGUMENTS = 64
 
-Messages = list[dict[str, Any]]
-
 
 class _ConversationMedia(NamedTuple):
     """Kinds and message indices of a conversation's media, and their mark in strings."""
@@ -135,9 +135,11 @@ class ConversationRenderer:
         self.name, self._arguments = choice.name, dict(arguments)
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
-        added_pattern = make_control_pattern([*control, *filter(str.strip, added), "<think>"])
+        added_pattern = make_control_pattern([*control, *filter(str.strip, added), THOUGHT_TAGS[0]])
         plain = ChatTemplate(choice.name, choice.text, tokens, date)
-        form = TurnForm(pattern, tokens.get("bos_token", ""))
+        bos = tokens.get("bos_token", "")
+        # A token that also ends texts, as GPT-2's, does not say where a text begins.
+        form = TurnForm(pattern, "" if bos == tokens.get("eos_token") else bos)
         remedy = _choose_built_in(control)
         self._plain = _TemplateRenderer(
             plain, form, added_pattern, media, remedy, inserts_contents=choice.inserts_contents
@@ -483,7 +485,7 @@ class _TemplateRenderer:
             problem,
             control,
             output.generation,
-            describe_alterations(turns) + describe_changes(marked),
+            describe_alterations(turns) + describe_changes(marked, messages),
             media_spans,
             find_content_spans(marked, messages),
         )

@@ -81,7 +81,7 @@ def compute_trained_spans(
         if plain:
             return plain
     roles = [str(message.get("role")) for message in conversation.messages]
-    flags = {number: _is_trained(flag) for number, flag in enumerate(conversation.trained[: len(roles)])}
+    flags = {number: is_trained(flag) for number, flag in enumerate(conversation.trained[: len(roles)])}
     flagged = {number for number, flag in flags.items() if flag}
     left_out = {number for number, flag in flags.items() if flag is False}
     if train_on in ("all", "completion"):
@@ -158,7 +158,8 @@ def _list_content_spans(
     return spans
 
 
-def _is_trained(flag: TrainFlag) -> bool | None:
+def is_trained(flag: TrainFlag) -> bool | None:
+    """Return whether a flag marks its turn as trained; None if it does not say."""
     return flag.trained if isinstance(flag, TurnWeight) else flag
 
 

@@ -59,7 +59,7 @@ class TurnForm:
 
     Attributes:
         control: pattern of the tokenizer's control tokens.
-        bos: token that begins a text, which never ends a turn; empty without one.
+        bos: token that begins texts and never ends a turn; empty without one.
         leads: texts before an answer, from the beginning of the message on.
         ends: texts after an answer, those with a stop token first.
     """
@@ -71,7 +71,9 @@ class TurnForm:
 
     def learn(self, probe: MarkedText, roles: Sequence[str]) -> "TurnForm":
         """Return the form with the texts around the answers of a marked probe."""
-        rounds, leads, ends = _choose_rounds(probe, roles), set(), set()
+        rounds = _choose_rounds(probe, roles)
+        leads: set[str] = set()
+        ends: set[AnswerEnd] = set()
         for span in probe.strings:
             if roles[span.owner] == ASSISTANT and span.owner in rounds:
                 leads.add(probe.text[rounds[span.owner].start : span.start])
@@ -112,9 +114,13 @@ class TurnLocator:
         Raises:
             TurnPositionError: the template writes an assistant's turn in several rounds.
         """
-        self._text, self._points, self._form = marked.text, marked.points, form
-        self._find_headers, self._render_last = find_headers, render_last
-        self._roles, self._rounds = roles, _choose_rounds(marked, roles)
+        self._text = marked.text
+        self._points = marked.points
+        self._form = form
+        self._find_headers = find_headers
+        self._render_last = render_last
+        self._roles = roles
+        self._rounds = _choose_rounds(marked, roles)
         self._ordered_rounds = sorted(self._rounds.values())
         # Indices of the points of each message.
         self._indices: dict[int, list[int]] = {}
@@ -139,12 +145,14 @@ class TurnLocator:
         return turns
 
     def _locate_answer(self, number: int) -> TurnPosition | None:
-        turn, points = f"turn {number + 1}", [self._points[index] for index in self._indices.get(number, ())]
+        turn = f"turn {number + 1}"
+        points = [self._points[index] for index in self._indices.get(number, ())]
         if number not in self._rounds:
             if points:
                 raise TurnPositionError(f"the template does not write {turn} where it loops over the messages")
             return None
-        start, limit = self._rounds[number].start, self._rounds[number].stop
+        start = self._rounds[number].start
+        limit = self._rounds[number].stop
         first = next((point.position for point in points if start <= point.position <= limit), limit)
         body = self._find_body(number, start, first)
         if body is None:
@@ -183,7 +191,8 @@ class TurnLocator:
         result = self._rounds.get(number + 1)
         if not foreign_points and not (is_called and (result is None or result.start < limit)):
             return limit
-        start, written = self._rounds[number].start, self._render_last(number)
+        start = self._rounds[number].start
+        written = self._render_last(number)
         limit = start + len(written)
         if not (
             self._text.startswith(written, start)
@@ -195,7 +204,8 @@ class TurnLocator:
 
     def _locate_other(self, number: int) -> TurnPosition | None:
         """Return the position of a given turn; None if nothing of it is written."""
-        indices, span = self._indices.get(number, []), self._rounds.get(number)
+        indices = self._indices.get(number, [])
+        span = self._rounds.get(number)
         if span is not None:
             inner = [index for index in indices if span.start <= self._points[index].position <= span.stop]
             if not indices:
@@ -208,7 +218,8 @@ class TurnLocator:
         last = indices[0]
         while last + 1 < len(self._points) and self._points[last + 1].owner == number:
             last += 1
-        body, stop = self._points[indices[0]].position, self._points[last].position
+        body = self._points[indices[0]].position
+        stop = self._points[last].position
         limit = self._points[last + 1].position if last + 1 < len(self._points) else len(self._text)
         if span is not None and span.start <= stop <= span.stop:
             stop_span = self._find_last_token(stop, min(limit, span.stop))

@@ -263,10 +263,11 @@ def encode_conversations(
             out.faults.append(EncodeFault(number, str(error)))
             continue
         changes = [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]
-        # Any other policy leaves thoughts out, too, or trains none.
-        out.note_altered(number, [c for c in changes if c != OMITTED_REASONING or chat.reasoning == "keep"])
+        # Each earlier thought is the last one of another sample.
+        is_split = chat.reasoning == "split"
+        out.note_altered(number, [change for change in changes if not (is_split and change == OMITTED_REASONING)])
+        out.rounded |= any(proved.rounded for _, proved, _ in proved_samples)
         for rendered, proved, placed in proved_samples:
-            out.rounded |= proved.rounded
             if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
                 _apply_overlong(out, rendered, proved, placed, chat)
             elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
@@ -285,10 +286,10 @@ def _prepare_samples(record: Conversation, chat: ChatRecipe) -> list[Conversatio
     conversation = prepare_conversation(record, chat)
     if chat.reasoning != "split":
         return [conversation]
-    samples = split_answers(conversation)
+    samples = split_answers(conversation, chat.train_on or "assistant")
     if not samples:
         raise NothingTrainedError("nothing to train: no assistant turn is trained")
-    return samples[-1:] if chat.train_on == "last" else samples
+    return samples
 
 
 def prepare_conversation(conversation: Conversation, chat: ChatRecipe) -> Conversation:
@@ -313,10 +314,12 @@ def _render_sample(
         NothingTrainedError: no text is trained.
     """
     conversation = encoder.write_tools(sample)
-    rendered, media = encoder.renderer.render(conversation), None
-    if chat.reasoning == "mask" and (plain := drop_reasoning(sample)) is not sample:
-        without = encoder.renderer.render(encoder.write_tools(plain))
-        rendered = rendered._replace(thoughts=find_thoughts(sample, rendered, without))
+    rendered = encoder.renderer.render(conversation)
+    media = None
+    # A tool format adds and joins messages, so thoughts are searched in what the template gets.
+    if chat.reasoning == "mask" and (plain := drop_reasoning(conversation)) is not conversation:
+        thoughts = find_thoughts(conversation, rendered, encoder.renderer.render(plain))
+        rendered = rendered._replace(thoughts=thoughts)
     if conversation.media:
         media = write_expansions(conversation.media, rendered, encoder)
         rendered = media.rendered
@@ -542,6 +545,10 @@ _PROMPTS_DIFFER = (
     "use a template that writes the prompt independently of the answer"
 )
 _OVERLONG_PAIR = "overlong: its parts would not answer the same prompt"
+_SPLIT_PAIR = (
+    "its completion has several answers, and --reasoning split makes a sample of each: write them as records of their "
+    "own, or choose another policy"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,13 +655,13 @@ def encode_preference_pairs(
         faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
     for fault in encoded.dropped:
         dropped.setdefault(fault.number // 2, fault.reason)
-    answers = _split_answers(encoded)
+    answers = _list_documents(encoded)
     for number in range(len(pairs)):
         pair_answers = [answers.get(2 * number, []), answers.get(2 * number + 1, [])]
         if number in faults or number in dropped:
             continue
         if any(len(side_answers) != 1 for side_answers in pair_answers):
-            dropped[number] = _OVERLONG_PAIR
+            dropped[number] = _SPLIT_PAIR if chat.reasoning == "split" else _OVERLONG_PAIR
             continue
         (chosen,), (rejected,) = pair_answers
         if encoder.joins_texts and chosen is not None and rejected is not None:
@@ -678,11 +685,11 @@ def encode_labelled_answers(
     encoded = encode_conversations(conversations, encoder, _disable_truncation(chat))
     faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
     out = EncodedBatchBuilder(altered=encoded.altered)
-    for number, answers in _split_answers(encoded).items():
+    for number, answers in _list_documents(encoded).items():
         answer = answers[0]
         if len(answers) != 1 or number in dropped:
             # A split conversation loses the parts without an answer, so none of its parts is kept.
-            dropped[number] = _OVERLONG_PAIR
+            dropped[number] = _SPLIT_PAIR if chat.reasoning == "split" else _OVERLONG_PAIR
         elif answer is None:
             faults[number] = _FLAGS_PROBLEM
         elif reason := _add_answers(out, number, (answer,), (GOOD if labelled[number].label else BAD,), chat):
@@ -707,7 +714,8 @@ def encode_prompts(
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
-        out.note_altered(number, rendered.altered)
+        # No token of a prompt is trained, so its reasoning needs no remedy.
+        out.note_altered(number, [change for change in rendered.altered if change != OMITTED_REASONING])
         texts.append(RenderedText(rendered.text, rendered.control, (), lenient=True))
         numbers.append(number)
     results = mask_texts(encoder, texts) if texts else []
@@ -812,7 +820,7 @@ def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.
     return int(differ[0]) if differ.size else shorter_length
 
 
-def _split_answers(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None]]:
+def _list_documents(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None]]:
     """Return the documents of each conversation by number.
 
     A document is None if its trained tokens are not exactly its end.

@@ -443,11 +443,6 @@ def _embedded_bytes(media: Sequence[Medium]) -> int:
 _MEDIUM_MARK = "\ue000"
 
 
-def _find_text_placeholders(documents: Sequence[InterleavedText]) -> list[int]:
-    """Return the indices of documents whose texts hold a placeholder."""
-    return [number for number, document in enumerate(documents) if any(map(PLACEHOLDER_PATTERN.search, document.texts))]
-
-
 def encode_interleaved(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
@@ -462,10 +457,11 @@ def encode_interleaved(
     ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
     for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         document_tokens[number] = ids[start:stop], np.ones(stop - start, np.bool_), []
-    out.altered = {TEXT_PLACEHOLDERS: numbers} if (numbers := _find_text_placeholders(documents)) else {}
     for number in sorted(document_tokens):
         if documents[number].weight:
             out.add(number, *document_tokens[number])
+            if any(map(PLACEHOLDER_PATTERN.search, documents[number].texts)):
+                out.note_altered(number, [TEXT_PLACEHOLDERS])
         else:
             out.dropped.append(EncodeFault(number, _UNTRAINED))
     batch = out.build(np.dtype(np.uint32))

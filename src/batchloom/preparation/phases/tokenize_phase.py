@@ -221,23 +221,23 @@ class TokenizePhase:
 
     def _warn_of_alterations(self, facts: Sequence[UnitFacts]) -> None:
         """Warn of each change by the template, with the count and the first record."""
-        totals: dict[str, tuple[int, Alteration]] = {}
+        totals: dict[str, tuple[Unit, Alteration]] = {}
         for unit, unit_facts in zip(self._units, facts, strict=True):
             for change, alteration in unit_facts.altered.items():
-                number, first = totals.get(change, (unit.number, None))
-                totals[change] = number, first.add(alteration) if first else alteration
-        for change, (number, alteration) in totals.items():
-            source = self._units[number].parts[alteration.part].source
-            first_record = BadRecord(alteration.record, alteration.offset, None, "", "")
-            before = self._count_records_before(number, alteration.part)
-            name = format_record_name(source, self._rules, before, first_record)
+                first_unit, total = totals.get(change, (unit, None))
+                totals[change] = first_unit, total.add(alteration) if total else alteration
+        for change, (unit, total) in totals.items():
+            source = unit.parts[total.part].source
             if change == ROUNDED_WEIGHTS:
                 self._log.add_warning(f"{change}, first in {source.name}: docs/reference/format.md lists them.")
-            else:
-                self._log.add_warning(
-                    f"{change}: {format_count(alteration.count, 'record')}, first {name}. batchloom doctor shows such "
-                    "conversations as a model sees them."
-                )
+                continue
+            before = self._count_records_before(unit.number, total.part)
+            first_record = BadRecord(total.record, total.offset, None, "", "")
+            name = format_record_name(source, self._rules, before, first_record)
+            self._log.add_warning(
+                f"{change}: {format_count(total.count, 'record')}, first {name}. batchloom doctor shows such "
+                "conversations as a model sees them."
+            )
 
     def _make_error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]

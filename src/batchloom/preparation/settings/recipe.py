@@ -245,8 +245,8 @@ class ChatRecipe:
     reasoning: Annotated[
         ReasoningPolicy,
         ChatSetting(
-            help="Reasoning of answers: keep, mask (the answer alone is trained), drop, or split (one sample for each "
-            "answer, for templates that write the last reasoning alone)."
+            help="Reasoning of answers: keep, mask (not trained), drop, or split (one sample for each answer, for "
+            "templates that write the last reasoning alone)."
         ),
     ] = "keep"
     default_system: Annotated[
@@ -311,6 +311,11 @@ class ChatRecipe:
             problems.append(
                 f"reasoning: split makes samples of single answers, and train_on {quote_value(self.train_on)} trains "
                 "more than answers; train on assistant, or choose another policy for the reasoning"
+            )
+        if self.reasoning == "mask" and self.template == NO_TEMPLATE:
+            problems.append(
+                f"reasoning: mask needs the turns of a template, and template is {NO_TEMPLATE}; choose a template, or "
+                "drop the reasoning"
             )
         raise_problems(problems)
 

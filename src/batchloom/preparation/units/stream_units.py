@@ -226,8 +226,9 @@ def _merge_unit_facts(
             local_part, bad = stream_batch.facts.first_bad
             first = unit_parts[local_part], replace(bad, record=bad.record + shifts[local_part])
         for change, alteration in stream_batch.facts.altered.items():
-            local_part, record = alteration.part, alteration.record
-            moved = msgspec.structs.replace(alteration, part=unit_parts[local_part], record=record + shifts[local_part])
+            part = unit_parts[alteration.part]
+            record = alteration.record + shifts[alteration.part]
+            moved = msgspec.structs.replace(alteration, part=part, record=record)
             altered[change] = altered[change].add(moved) if change in altered else moved
         for (part, complete), piece_counts in zip(stream_batch.parts, stream_batch.facts.parts, strict=True):
             previous_counts = counts[part]
