@@ -85,8 +85,9 @@ def test_a_trace_becomes_messages(trace, arguments):
     ]
     messages = read(trace).messages
     assert [{key: turn[key] for key in wanted} for turn, wanted in zip(messages, expected, strict=True)] == expected
-    as_text = read(json.dumps(trace)).messages
-    assert as_text == messages
+    with_nulls = [{"role": None, "content": None, **item} for item in trace]
+    assert read(json.dumps(trace)).messages == messages
+    assert read(with_nulls).messages == messages
 
 
 def test_blocks_written_one_by_one_are_one_answer():
@@ -154,6 +155,11 @@ def answer(*blocks):
         ([QUESTION, {**RESPONSES[3], "call_id": ["1"]}], r"messages\[1\].call_id holds an array, not text"),
         ([QUESTION, {**RESPONSES[3], "train": False}], r"messages\[1\].train is not supported"),
         ([QUESTION, {"type": "reasoning", "text": "Hm."}], "has text, which reasoning of the Responses has not"),
+        ([QUESTION, RESPONSES[2], RESPONSES[1], RESPONSES[3]], r"messages\[2\] is reasoning behind the text of its"),
+        (
+            [QUESTION, RESPONSES[1], {"role": "assistant", "content": "a", "thinking": "Hm."}],
+            r"messages\[2\] has reasoning, and follows an item of reasoning",
+        ),
         ([QUESTION, RESPONSES[1], QUESTION], "has reasoning without an answer behind it"),
         ([QUESTION, {**ANTHROPIC[1], "reasoning_content": "Hm."}], "has reasoning_content and blocks with the same"),
     ],

@@ -95,7 +95,10 @@ def test_a_template_that_leaves_thoughts_out_is_announced_with_the_remedy(make_t
     assert split.numbers.tolist() == [0, 0]
     assert not split.altered
     silent = encode_conversations([Conversation(KEYED)], make_trl_encoder("gemma"), ChatRecipe(reasoning="split"))
-    assert "of the last answer (choose another --template" in next(iter(silent.altered))
+    [change] = silent.altered
+    assert "also of the last answer (choose another --template" in change
+    asked = encode_conversations([Conversation([*KEYED, KEYED[0]])], encoder, ChatRecipe())
+    assert list(asked.altered) == list(encoded.altered)
 
 
 def list_split(encoder, trained=(), completion=None, **settings):
@@ -134,6 +137,8 @@ def test_split_trains_what_is_selected_once(make_trl_encoder, settings, expected
 def test_policies_that_contradict_other_settings_are_refused():
     with pytest.raises(SettingsError, match="reasoning: split makes samples of single answers"):
         ChatRecipe(reasoning="split", train_on="all")
+    with pytest.raises(SettingsError, match="reasoning: split trains an answer once"):
+        ChatRecipe(reasoning="split", train_on_eos="all")
     with pytest.raises(SettingsError, match="reasoning: mask needs the turns of a template"):
         ChatRecipe(reasoning="mask", template="none")
 
@@ -161,6 +166,52 @@ WITHOUT_EMPTY = (
 )
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "The tag </think> ends a thought.",
+        "Hm.</think>Four.",
+        "<think>Hm.\n</think>\nHm again.\n</think>\n\nFour.",
+        [{"type": "text", "text": "<think>Hm."}, {"type": "text", "text": "</think>Four."}],
+    ],
+)
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_a_thought_without_a_clear_end_is_refused(make_trl_encoder, content, policy):
+    turns = [KEYED[0], {"role": "assistant", "content": content}]
+    [refusal] = list_trained_texts(make_trl_encoder("qwen3"), [(turns, None)], reasoning=policy)
+    assert "not clear where the thought of turn 2 ends" in refusal
+
+
+# Thoughts that share characters with the answer or the tags around them.
+@pytest.mark.parametrize(
+    ("thought", "answer"),
+    [("Hm <b>x</b>", "Four."), ("Hm ends like.", "It ends like."), ("Four.", "Four."), ("a ->", "    x = 4\n    y")],
+)
+@pytest.mark.parametrize("name", ["glm4moe", "qwen3", "gptoss", "own", "behind"])
+def test_a_mask_is_the_thought_whatever_its_characters_are(
+    make_trl_encoder, trl_tokenizer, tmp_path, name, thought, answer
+):
+    if name in ("own", "behind"):
+        template = WITHOUT_EMPTY
+        if name == "behind":
+            template = (
+                "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.reasoning_content %}\n<why>"
+                "{{ m.reasoning_content }}</why>{% endif %}{{ eos_token }}{% endfor %}"
+                "{% if add_generation_prompt %}assistant:{% endif %}"
+            )
+        (tmp_path / "t.jinja").write_text(template)
+        encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    else:
+        encoder = make_trl_encoder(name)
+    turns = [KEYED[0], {"role": "assistant", "content": answer, "reasoning_content": thought}]
+    [trained] = list_trained_texts(encoder, [(turns, None)], reasoning="mask")
+    if isinstance(trained, str):
+        assert "token crosses" in trained
+        return
+    assert thought not in "".join(trained).replace(answer.strip(), "", 1)
+    assert answer.strip() in "".join(trained)
+
+
 @pytest.mark.parametrize("content", ["<reasoning>short</reasoning><answer>4</answer>", "[thinking] ok", "Hm. Four."])
 def test_a_mask_ends_with_the_thought(trl_tokenizer, tmp_path, content):
     (tmp_path / "t.jinja").write_text(WITHOUT_EMPTY)
@@ -172,10 +223,11 @@ def test_a_mask_ends_with_the_thought(trl_tokenizer, tmp_path, content):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"content": "The tag </think> ends a thought."}, "The tag </think> ends a thought."),
         ({"content": "Use </think>\nhere.", "reasoning_content": "Hm."}, "Use </think>\nhere."),
         ({"content": "Hm.\n</think>\n\nFour."}, "Four."),
         ({"content": "<think>Hm.</think>Four."}, "Four."),
+        ({"content": "<think>Hm.</think> Four.", "reasoning_content": "Hm."}, "Four."),
+        ({"content": "<think>Hm.</think>\n\n    x = 4\n    y"}, "    x = 4\n    y"),
         ({"content": [{"type": "text", "text": "<think>Hm.</think>Four."}]}, "Four."),
     ],
 )

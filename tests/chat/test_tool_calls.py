@@ -346,9 +346,9 @@ def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path)
     for encoder, altered in (
         (
             ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja")),
-            ["leaves out the list of tools", "leaves out the reasoning of the last answer"],
+            ["leaves out reasoning, also of the last answer", "leaves out the list of tools"],
         ),
-        (ChatEncoder(tokenizers["bytes"], "plain"), ["leaves out the reasoning of the last answer"]),
+        (ChatEncoder(tokenizers["bytes"], "plain"), ["leaves out reasoning, also of the last answer"]),
     ):
         encoded = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
         assert sorted(change.partition(" (")[0] for change in encoded.altered) == altered

@@ -618,8 +618,8 @@ CHAT = (
     Mutant(
         "mask-beyond-the-reasoning",
         "chat/templates/reasoning.py",
-        "end = len(answer) - len(find_common_prefix([answer[::-1], remainder[::-1]]))",
-        "end = len(answer)",
+        "end = max(turn.end - behind, last)",
+        "end = turn.end - behind",
         ("chat/test_reasoning.py",),
     ),
     # A split conversation trains the answers before the last one again.

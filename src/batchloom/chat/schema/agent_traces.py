@@ -39,7 +39,7 @@ def is_trace_message(message: object) -> bool:
     """Return whether a message has a form that only traces of agents have."""
     if not isinstance(message, dict) or isinstance(message.get("content"), str):
         return False
-    if "role" not in message and "from" not in message:
+    if not _has_sender(message):
         return isinstance(message.get("type"), str)
     content = message.get("content")
     return isinstance(content, list) and any(_get_type(block) in _BLOCK_TYPES for block in content)
@@ -58,7 +58,7 @@ def convert_trace(items: list[Any], column: str) -> list[Any]:
         path = f"{column}[{number}]"
         if not isinstance(item, dict):
             messages.append(item)
-        elif "role" not in item and "from" not in item:
+        elif not _has_sender(item):
             _add_item(messages, names, item, path)
         elif item.get("role") == "assistant":
             _add_answer(messages, _convert_answer(item, names, path), path)
@@ -81,6 +81,10 @@ def convert_tool(tool: Any) -> Any:
     if tool.get("type") == "function":
         return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
     return tool
+
+
+def _has_sender(item: _Message) -> bool:
+    return item.get("role") is not None or item.get("from") is not None
 
 
 def _get_type(block: object) -> str:
@@ -120,7 +124,11 @@ def _add_answer(messages: list[Any], answer: _Message, path: str) -> None:
         messages[-1] = {**last, "tool_calls": [*(last.get("tool_calls") or []), *calls]}
     elif last.get("tool_calls"):
         raise UnusableRecordError(f"{path} stands between a call and its result; move it behind the result")
+    elif last.get("content") and _is_thought(answer):
+        raise UnusableRecordError(f"{path} is reasoning behind the text of its answer; move it before the text")
     elif _is_thought(last):
+        if answer.get("thinking") or answer.get("reasoning"):
+            raise UnusableRecordError(f"{path} has reasoning, and follows an item of reasoning; leave one of them out")
         thoughts = [last["reasoning_content"], answer.get("reasoning_content")]
         messages[-1] = {**last, **answer, "reasoning_content": "\n\n".join(filter(None, thoughts))}
     else:

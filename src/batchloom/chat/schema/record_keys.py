@@ -259,6 +259,8 @@ MESSAGE_KEYS = KeyTable(
         (
             *("role", "content", "from", "value", "name", "tool_calls", "tool_call_id"),
             *("reasoning_content", "thinking", "reasoning", *TRAIN_FLAGS),
+            # Items of OpenAI's Responses.
+            *("type", "call_id", "output", "arguments", "summary", "encrypted_content", "phase", "status"),
         )
     ),
     _METADATA | {"model", "author", "parent_id", "message_id", "turn", "turn_id", "refusal", "cache_control"},

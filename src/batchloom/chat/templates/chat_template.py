@@ -45,9 +45,11 @@ NO_TEMPLATE = "none"
 # Names of the reasoning of a message, and the tags of reasoning in a content.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 THOUGHT_TAGS = "<think>", "</think>"
+# What follows a thought: line ends, or spaces in the same line; the first line of an answer keeps its indentation.
+_GAP = r"(?:(?:[^\S\n]*\n)+|[^\S\n]*)"
 # A thought at the beginning of a content. A prompt may have written its first tag; then the second one ends a line, as
 # an answer may mention it.
-_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*|(?:(?!<think>).)*?</think>[^\S\n]*(?:\n\s*|\Z)", re.DOTALL)
+_THOUGHT = re.compile(rf"\s*<think>.*?</think>{_GAP}|(?:(?!<think>).)*?</think>(?=[^\S\n]*(?:\n|\Z)){_GAP}", re.DOTALL)
 Messages = list[dict[str, Any]]
 # Names that are never files.
 TEMPLATE_NAMES = (*BUILT_IN_TEMPLATES, NO_TEMPLATE)

@@ -13,6 +13,14 @@ from batchloom.chat.templates.turn_positions import TurnPosition
 CharacterSpan = tuple[int, int]
 
 
+class StringSpan(NamedTuple):
+    """Characters of a string of an answer, and whether it is reasoning."""
+
+    start: int
+    stop: int
+    is_thought: bool
+
+
 class ConversationText(NamedTuple):
     """A conversation as text. All positions are character offsets.
 
@@ -28,6 +36,7 @@ class ConversationText(NamedTuple):
         media_spans: placeholder of each medium, in order.
         content_spans: (start, stop) of the content of each message, if it is one text that the template wrote once,
             without the white space at its ends. Empty for plain conversations.
+        string_spans: strings of each answer, in order. Empty for plain conversations.
         thoughts: (start, stop) of the reasoning that is not trained.
     """
 
@@ -39,6 +48,7 @@ class ConversationText(NamedTuple):
     altered: tuple[str, ...] = ()
     media_spans: tuple[PlaceholderSpan, ...] = ()
     content_spans: Mapping[int, CharacterSpan] = MappingProxyType({})
+    string_spans: Mapping[int, tuple[StringSpan, ...]] = MappingProxyType({})
     thoughts: tuple[CharacterSpan, ...] = ()
 
 

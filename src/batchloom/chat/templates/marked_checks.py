@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchloom.chat.templates.chat_template import REASONING_KEYS, Messages, RenderError
-from batchloom.chat.templates.conversation_text import CharacterSpan
+from batchloom.chat.templates.conversation_text import CharacterSpan, StringSpan
 from batchloom.chat.templates.marks import STRUCTURAL_KEYS, MarkedText, MarkingScope, contains_match
 
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 OMITTED_REASONING = "leaves out the reasoning of earlier answers (--reasoning split trains each as the last one)"
-_UNWRITTEN_REASONING = "leaves out the reasoning of the last answer (choose another --template to train it)"
+_UNWRITTEN_REASONING = "leaves out reasoning, also of the last answer (choose another --template to train it)"
 _MARKED_KEYS = frozenset(("content", "tool_calls", *REASONING_KEYS))
 
 
@@ -118,16 +118,22 @@ def find_content_spans(marked: MarkedText, messages: Messages) -> dict[int, Char
     return {number: span for number, span in spans.items() if number not in repeated}
 
 
+def find_answer_strings(marked: MarkedText, messages: Messages) -> dict[int, tuple[StringSpan, ...]]:
+    """Return the strings of each answer, in order."""
+    spans: dict[int, list[StringSpan]] = {}
+    for start, stop, number, key in marked.strings:
+        if number >= 0 and messages[number].get("role") == "assistant":
+            spans.setdefault(number, []).append(StringSpan(start, stop, key in REASONING_KEYS))
+    return {number: tuple(strings) for number, strings in spans.items()}
+
+
 def describe_changes(marked: MarkedText, messages: Messages) -> tuple[str, ...]:
     """Describe the strings of a conversation that a template omits or changes."""
-    last_answer = max((n for n, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
-    changes = {_describe_omission(owner, key, last_answer) for owner, key in marked.missing_strings}
-    return tuple(sorted(changes if marked.intact else changes | {_CHANGED_PROBLEM}))
-
-
-def _describe_omission(owner: int, key: str, last_answer: int) -> str:
-    if key == "tools":
-        return "leaves out the list of tools"
-    if key not in REASONING_KEYS:
-        return _CHANGED_PROBLEM
-    return _UNWRITTEN_REASONING if owner == last_answer else OMITTED_REASONING
+    keys = {key for _, key in marked.missing_strings}
+    changes = {"leaves out the list of tools"} if "tools" in keys else set()
+    if thoughtless := {owner for owner, key in marked.missing_strings if key in REASONING_KEYS}:
+        # A template that leaves out reasoning at the end of a conversation never writes any.
+        changes.add(_UNWRITTEN_REASONING if len(messages) - 1 in thoughtless else OMITTED_REASONING)
+    if not marked.intact or keys - {"tools", *REASONING_KEYS}:
+        changes.add(_CHANGED_PROBLEM)
+    return tuple(sorted(changes))

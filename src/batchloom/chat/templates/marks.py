@@ -102,8 +102,8 @@ class Marker:
         marked: list[str] = []
         position = 0
         for part in _TAG_PATTERN.split(text):
-            marked.append(self._mark_part(part, owner, REASONING_KEYS[0] if position < thought_end else key))
             position += len(part)
+            marked.append(self._mark_part(part, owner, REASONING_KEYS[0] if position <= thought_end else key))
         return "".join(marked)
 
     def _mark_part(self, text: str, owner: int, key: str) -> str:

@@ -1,31 +1,43 @@
 """Policies for the reasoning of answers: keep, mask, drop or split."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from batchloom.chat.templates.chat_template import REASONING_KEYS, RenderError, find_common_prefix, find_thought_end
-from batchloom.chat.templates.conversation_text import CharacterSpan, ConversationText
+from batchloom.chat.templates.chat_template import (
+    REASONING_KEYS,
+    THOUGHT_TAGS,
+    RenderError,
+    find_common_prefix,
+    find_thought_end,
+)
+from batchloom.chat.templates.conversation_text import CharacterSpan, ConversationText, StringSpan
 from batchloom.chat.templates.media_placeholders import count_media
 from batchloom.chat.templates.trained_spans import is_trained
-from batchloom.chat.templates.turn_positions import ASSISTANT
+from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
 from batchloom.core.document import Conversation, TurnWeight
 
 ReasoningPolicy = Literal["keep", "mask", "drop", "split"]
 
 _TAG = r"[<\[][^<>\[\]\s]{0,20}(?:think|thought|reason)[^<>\[\]\s]{0,20}[>\]]"
 _TAG_BEFORE = re.compile(rf"{_TAG}\s*\Z", re.IGNORECASE)
-_TAG_BEHIND = re.compile(rf"\s*{_TAG}\s*", re.IGNORECASE)
+_TAG_BEHIND = re.compile(rf"\s*{_TAG}(?:[^\S\n]*\n)*", re.IGNORECASE)
 _EMPTY_THOUGHT = re.compile(rf"\s*(?:{_TAG}\s*)*", re.IGNORECASE)
 
 
-def drop_reasoning(conversation: Conversation) -> Conversation:
+def drop_reasoning(conversation: Conversation, *, keeps_empty: bool = False) -> Conversation:
     """Return a conversation without reasoning; the same object if it has none.
 
+    Args:
+        conversation: the conversation.
+        keeps_empty: whether answers that are reasoning alone become empty ones.
+
     Raises:
-        RenderError: an answer is reasoning alone, or has trained ranges that count the characters of its reasoning.
+        RenderError: the end of a thought is not clear, an answer is reasoning alone, or its trained ranges count the
+            characters of its reasoning.
     """
-    messages = [_drop_thought(message) for message in conversation.messages]
+    messages = [_drop_thought(message, number) for number, message in enumerate(conversation.messages)]
     changed = [n for n, message in enumerate(conversation.messages) if messages[n] is not message]
     for number in changed:
         flag = conversation.trained[number] if number < len(conversation.trained) else None
@@ -36,7 +48,7 @@ def drop_reasoning(conversation: Conversation) -> Conversation:
                 f"the trained ranges of turn {number + 1} count the characters of its reasoning; flag the message, or "
                 "keep the reasoning (--reasoning keep)"
             )
-        if _is_blank(content) and not messages[number].get("tool_calls"):
+        if not keeps_empty and _is_blank(content) and not messages[number].get("tool_calls"):
             raise RenderError(f"turn {number + 1} is reasoning alone: nothing is left of it (--reasoning keep)")
     return replace(conversation, messages=messages) if changed else conversation
 
@@ -85,7 +97,7 @@ def find_thoughts(
 
     Args:
         conversation: the conversation as the template gets it.
-        rendered: its text.
+        rendered: its text, with the strings of answers.
         without: text of the conversation without reasoning.
 
     Raises:
@@ -93,67 +105,93 @@ def find_thoughts(
     """
     spans = []
     for number, message in enumerate(conversation.messages):
-        if _drop_thought(message) is message:
+        if _drop_thought(message, number) is message:
             continue
         turn, other = (text.turns[number] if text.turns else None for text in (rendered, without))
         if turn is None or other is None:
-            raise RenderError(f"turn {number + 1} cannot be found in the rendered text: {rendered.problem}")
-        span = _find_insertion(rendered.text[turn.body : turn.end], without.text[other.body : other.end])
+            raise RenderError(
+                f"turn {number + 1} cannot be found in the rendered text: {rendered.problem or without.problem}"
+            )
+        remainder = without.text[other.body : other.end]
+        span = _find_thought(rendered.text, turn, remainder, rendered.string_spans.get(number, ()))
         if span is None:
             raise RenderError(
                 f"the template writes turn {number + 1} in another form without its reasoning, so that the reasoning "
                 "cannot be masked; choose another template, or --reasoning drop"
             )
-        spans.append((turn.body + span[0], turn.body + span[1]))
+        spans.append(span)
     return tuple(spans)
 
 
-def _find_insertion(answer: str, remainder: str) -> CharacterSpan | None:
-    """Return the span of an answer that its text without the thought lacks.
+def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequence[StringSpan]) -> CharacterSpan | None:
+    """Return the span of the thought of an answer, with its tags.
 
-    It includes the tags. The span is empty if a template leaves the thought out, and None if the two differ by more
-    than a thought.
+    Two kinds of evidence agree: the marks around the thought, and what the turn loses without it. The span is empty if
+    the template leaves the thought out. Returns None if the two disagree.
+
+    Args:
+        text: the rendered conversation.
+        turn: position of the answer.
+        remainder: text of the answer without the thought.
+        strings: strings of the answer.
     """
-    # The end first: what is left is trained in one piece, also if thought and remainder begin alike.
-    end = len(answer) - len(find_common_prefix([answer[::-1], remainder[::-1]]))
-    limit = len(remainder) - (len(answer) - end)
-    start = len(find_common_prefix([answer[:end], remainder[:limit]]))
-    # Templates write an empty thought where there is none.
-    if not _EMPTY_THOUGHT.fullmatch(remainder, start, limit):
+    thoughts = [string for string in strings if string.is_thought]
+    if not thoughts:
+        is_same = _remove_tags(text[turn.body : turn.end]) == _remove_tags(remainder)
+        return (turn.body, turn.body) if is_same else None
+    first, last = thoughts[0].start, thoughts[-1].stop
+    others = [string for string in strings if not string.is_thought]
+    # The span is between the strings around the thought.
+    low = max((string.stop for string in others if string.stop <= first), default=turn.body)
+    high = min((string.start for string in others if string.start >= last), default=turn.stop)
+    if any(low < string.stop and string.start < high for string in others):
         return None
-    if _EMPTY_THOUGHT.fullmatch(answer, start, end):
-        return start, start
-    # A tag that the remainder has, too, belongs to the thought if the template writes an empty one.
-    if not _TAG_BEFORE.search(answer, start, end) and (tag := _TAG_BEHIND.match(answer, end)):
+    answer = text[turn.body : turn.end]
+    behind = len(find_common_prefix([answer[::-1], remainder[::-1]]))
+    end = max(turn.end - behind, last)
+    limit = len(remainder) - (turn.end - end)
+    before = len(find_common_prefix([answer, remainder[: max(limit, 0)]]))
+    start = min(turn.body + before, first)
+    if limit < 0 or not _EMPTY_THOUGHT.fullmatch(remainder, start - turn.body, limit):
+        return None
+    if tag := _TAG_BEHIND.match(text, end, high):
         end = tag.end()
-    if tag := _TAG_BEFORE.search(answer, 0, start):
+    if tag := _TAG_BEFORE.search(text, low, start):
         start = tag.start()
-    return (start if answer[:start].strip() else 0), end
+    return (start if text[turn.body : start].strip() else turn.body), end
 
 
-def _drop_thought(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without its reasoning; any other message unchanged."""
+def _remove_tags(text: str) -> str:
+    """Return a text without tags of thoughts and white space."""
+    return "".join(re.sub(_TAG, "", text, flags=re.IGNORECASE).split())
+
+
+def _drop_thought(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return answer ``number`` without its reasoning; any other message unchanged.
+
+    Raises:
+        RenderError: the end of a thought is not clear.
+    """
     if message.get("role") != ASSISTANT:
         return message
     keys = [key for key in REASONING_KEYS if message.get(key)]
-    if keys:
-        return {key: value for key, value in message.items() if key not in keys}
     content = message.get("content")
-    new_content = _cut_thought(content) if isinstance(content, str) else _cut_first_part(content)
-    return message if new_content is content else {**message, "content": new_content}
-
-
-def _cut_first_part(content: Any) -> Any:
-    """Return parts without a thought at the beginning of the first text."""
-    if not isinstance(content, list) or not content or not isinstance(content[0].get("text"), str):
-        return content
-    text = _cut_thought(content[0]["text"])
-    return content if text is content[0]["text"] else [{**content[0], "text": text}, *content[1:]]
-
-
-def _cut_thought(text: str) -> str:
-    end = find_thought_end(text)
-    return text[end:] if end else text
+    parts = content if isinstance(content, list) else []
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in parts]
+    text = texts[0] if texts else ""
+    # With a value of its own, an answer only mentions a tag, unless it begins with one.
+    end = find_thought_end(text) if not keys or text.lstrip().startswith(THOUGHT_TAGS[0]) else 0
+    if (end or not keys) and any(THOUGHT_TAGS[1] in rest for rest in (text[end:], *texts[1:])):
+        raise RenderError(
+            f"it is not clear where the thought of turn {number + 1} ends: write it as reasoning_content, or keep it "
+            "(--reasoning keep)"
+        )
+    if not keys and not end:
+        return message
+    kept = {key: value for key, value in message.items() if key not in keys}
+    if not end:
+        return kept
+    return {**kept, "content": [{**parts[0], "text": text[end:]}, *parts[1:]] if parts else text[end:]}
 
 
 def _is_blank(content: Any) -> bool:

@@ -29,6 +29,7 @@ from batchloom.chat.templates.marked_checks import (
     check_tool_calls,
     check_unmarked_strings,
     describe_changes,
+    find_answer_strings,
     find_content_spans,
     find_control_tokens,
 )
@@ -189,8 +190,12 @@ class ConversationRenderer:
         """Return whether the template may read this key of a message."""
         return re.search(rf"\b{re.escape(key)}\b", self._source) is not None
 
-    def render(self, conversation: Conversation) -> ConversationText:
+    def render(self, conversation: Conversation, *, with_strings: bool = False) -> ConversationText:
         """Render a conversation and locate its turns.
+
+        Args:
+            conversation: the conversation.
+            with_strings: whether to locate the strings of its answers, too.
 
         Raises:
             RenderError: the template rejects the conversation, or its contents spell control tokens that
@@ -202,7 +207,7 @@ class ConversationRenderer:
         renderer = self._tools if conversation.tools else self._plain
         if conversation.template_args:
             renderer = self._get_renderer(renderer, conversation.template_args)
-        return renderer.render(conversation)
+        return renderer.render(conversation, with_strings=with_strings)
 
     def _get_renderer(self, renderer: "_TemplateRenderer", arguments: TemplateArguments) -> "_TemplateRenderer":
         """Return the renderer of a record with arguments of its own."""
@@ -237,7 +242,7 @@ class TextJoiner:
         """Return False: messages are refused."""
         return False
 
-    def render(self, conversation: Conversation) -> ConversationText:
+    def render(self, conversation: Conversation, *, with_strings: bool = False) -> ConversationText:  # noqa: ARG002 - of a template
         """Return the prompt, its completion and the end token.
 
         A completion that has the end token already gets no second one. A prompt without completion stays as it is.
@@ -342,14 +347,14 @@ class _TemplateRenderer:
     def _render_marked_probe(self, shape: ConversationShape) -> MarkedText:
         return self._render_with_marks(self._make_probe(shape), None, Marker(0), MARKING_SCOPES[0], prompt=False)
 
-    def render(self, conversation: Conversation) -> ConversationText:
+    def render(self, conversation: Conversation, *, with_strings: bool) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
         conversation, media, changes = self._adapt(conversation)
         messages = list(map(normalize_message, conversation.messages))
         tools, prompt = conversation.tools or None, conversation.is_prompt
-        # A skeleton has neither the beginning of an answer nor the positions of contents.
+        # A skeleton has neither the beginning of an answer nor the positions of strings.
         has_ranges = any(isinstance(flag, TurnWeight) and flag.ranges for flag in conversation.trained)
-        filled = None if tools or prompt or has_ranges else self._fill_skeleton(messages)
+        filled = None if tools or prompt or has_ranges or with_strings else self._fill_skeleton(messages)
         if filled is not None and self._inserts_contents and not media.kinds:
             # Jinja would give the same text, but would take nearly half of the time of encoding a conversation.
             return filled._replace(altered=(*filled.altered, *changes)) if changes else filled
@@ -488,6 +493,7 @@ class _TemplateRenderer:
             describe_alterations(turns) + describe_changes(marked, messages),
             media_spans,
             find_content_spans(marked, messages),
+            find_answer_strings(marked, messages),
         )
 
     def _find_marking(

@@ -263,9 +263,9 @@ def encode_conversations(
             out.faults.append(EncodeFault(number, str(error)))
             continue
         changes = [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]
-        # Each earlier thought is the last one of another sample.
-        is_split = chat.reasoning == "split"
-        out.note_altered(number, [change for change in changes if not (is_split and change == OMITTED_REASONING)])
+        # Each earlier thought is the last one of another sample, or is not wanted.
+        is_kept = chat.reasoning == "keep"
+        out.note_altered(number, [change for change in changes if is_kept or change != OMITTED_REASONING])
         out.rounded |= any(proved.rounded for _, proved, _ in proved_samples)
         for rendered, proved, placed in proved_samples:
             if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
@@ -314,10 +314,11 @@ def _render_sample(
         NothingTrainedError: no text is trained.
     """
     conversation = encoder.write_tools(sample)
-    rendered = encoder.renderer.render(conversation)
-    media = None
     # A tool format adds and joins messages, so thoughts are searched in what the template gets.
-    if chat.reasoning == "mask" and (plain := drop_reasoning(conversation)) is not conversation:
+    plain = drop_reasoning(conversation, keeps_empty=True) if chat.reasoning == "mask" else conversation
+    rendered = encoder.renderer.render(conversation, with_strings=plain is not conversation)
+    media = None
+    if plain is not conversation:
         thoughts = find_thoughts(conversation, rendered, encoder.renderer.render(plain))
         rendered = rendered._replace(thoughts=thoughts)
     if conversation.media:
@@ -422,7 +423,8 @@ def _apply_overlong(
         return
     if chat.overlong in TRUNCATIONS:
         start, stop = find_kept_range(masked_tokens.ids.size, limit, chat.overlong)
-        if _add_token_range(out, number, masked_tokens, placed, start, stop):
+        # A record may have several samples.
+        if _add_token_range(out, number, masked_tokens, placed, start, stop) and number not in out.truncated[-1:]:
             out.truncated.append(number)
         return
     turns = sorted(turn.head for turn in rendered.turns if turn is not None)
@@ -545,6 +547,10 @@ _PROMPTS_DIFFER = (
     "use a template that writes the prompt independently of the answer"
 )
 _OVERLONG_PAIR = "overlong: its parts would not answer the same prompt"
+_MASKED_PAIR = (
+    "a preference is trained from the beginning of its answer on, so that its reasoning cannot be masked: keep or drop "
+    "it (--reasoning)"
+)
 _SPLIT_PAIR = (
     "its completion has several answers, and --reasoning split makes a sample of each: write them as records of their "
     "own, or choose another policy"
@@ -669,7 +675,7 @@ def encode_preference_pairs(
             start = min(chosen.start, rejected.start)
             chosen, rejected = replace(chosen, start=start), replace(rejected, start=start)
         if chosen is None or rejected is None:
-            faults[number] = _FLAGS_PROBLEM
+            faults[number] = _MASKED_PAIR if chat.reasoning == "mask" else _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
             faults[number] = problem
         elif reason := _add_answers(out, number, (chosen, rejected), (CHOSEN, REJECTED), chat):
@@ -691,7 +697,7 @@ def encode_labelled_answers(
             # A split conversation loses the parts without an answer, so none of its parts is kept.
             dropped[number] = _SPLIT_PAIR if chat.reasoning == "split" else _OVERLONG_PAIR
         elif answer is None:
-            faults[number] = _FLAGS_PROBLEM
+            faults[number] = _MASKED_PAIR if chat.reasoning == "mask" else _FLAGS_PROBLEM
         elif reason := _add_answers(out, number, (answer,), (GOOD if labelled[number].label else BAD,), chat):
             dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)

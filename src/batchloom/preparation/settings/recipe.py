@@ -312,6 +312,11 @@ class ChatRecipe:
                 f"reasoning: split makes samples of single answers, and train_on {quote_value(self.train_on)} trains "
                 "more than answers; train on assistant, or choose another policy for the reasoning"
             )
+        if self.reasoning == "split" and self.train_on_eos == "all":
+            problems.append(
+                "reasoning: split trains an answer once, and train_on_eos all trains the stops of the turns before it "
+                "in each sample; leave one of the two out"
+            )
         if self.reasoning == "mask" and self.template == NO_TEMPLATE:
             problems.append(
                 f"reasoning: mask needs the turns of a template, and template is {NO_TEMPLATE}; choose a template, or "
