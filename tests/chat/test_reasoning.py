@@ -205,9 +205,6 @@ def test_a_mask_is_the_thought_whatever_its_characters_are(
         encoder = make_trl_encoder(name)
     turns = [KEYED[0], {"role": "assistant", "content": answer, "reasoning_content": thought}]
     [trained] = list_trained_texts(encoder, [(turns, None)], reasoning="mask")
-    if isinstance(trained, str):
-        assert "token crosses" in trained
-        return
     assert thought not in "".join(trained).replace(answer.strip(), "", 1)
     assert answer.strip() in "".join(trained)
 
