@@ -185,7 +185,13 @@ def test_a_thought_without_a_clear_end_is_refused(make_trl_encoder, content, pol
 # Thoughts that share characters with the answer or the tags around them.
 @pytest.mark.parametrize(
     ("thought", "answer"),
-    [("Hm <b>x</b>", "Four."), ("Hm ends like.", "It ends like."), ("Four.", "Four."), ("a ->", "    x = 4\n    y")],
+    [
+        ("Hm <b>x</b>", "Four."),
+        ("Hm ends like.", "It ends like."),
+        ("Four.", "Four."),
+        ("a ->", "    x = 4\n    y"),
+        ("b <i>", "a <b>x</b>"),
+    ],
 )
 @pytest.mark.parametrize("name", ["glm4moe", "qwen3", "gptoss", "own", "behind"])
 def test_a_mask_is_the_thought_whatever_its_characters_are(

@@ -154,6 +154,12 @@ def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequen
     start = min(turn.body + before, first)
     if limit < 0 or not _EMPTY_THOUGHT.fullmatch(remainder, start - turn.body, limit):
         return None
+    # The string before the thought may end as the thought does: what is missing may be either of the two.
+    shift = max(low - start, 0)
+    if text[start : start + shift] != text[end : end + shift] or end + shift > high:
+        return None
+    start += shift
+    end += shift
     if tag := _TAG_BEHIND.match(text, end, high):
         end = tag.end()
     if tag := _TAG_BEFORE.search(text, low, start):
