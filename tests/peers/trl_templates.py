@@ -92,8 +92,10 @@ def _find_published() -> dict[str, TemplateChoice]:
 
 
 TEMPLATES = {
-    # The fast tests run all cases with one template, and with others those that are written differently.
-    "qwen3_training": TemplateChoice("qwen3_training.jinja", "<|im_end|>", fast=("",)),
+    # The fast tests run most cases with one template, and with others those that are written differently.
+    "qwen3_training": TemplateChoice(
+        "qwen3_training.jinja", "<|im_end|>", fast=("standard", "conversation", "toolcall language_modeling")
+    ),
     "chatml": TemplateChoice(
         CHATML,
         "<|endoftext|>",

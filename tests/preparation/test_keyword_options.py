@@ -41,9 +41,8 @@ follow_imports = silent
 ALL_MODULES = "[mypy]\nfollow_imports = silent\n"
 
 
-@pytest.mark.parametrize(
-    "configuration", [DECLARING_MODULES, pytest.param(ALL_MODULES, marks=pytest.mark.slow)], ids=["few", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", [DECLARING_MODULES, ALL_MODULES], ids=["few", "all"])
 def test_type_checkers_see_the_keywords(tmp_path, configuration):
     (tmp_path / "mypy.ini").write_text(configuration)
     script = tmp_path / "script.py"

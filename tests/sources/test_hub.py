@@ -364,6 +364,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 def test_configurations_splits_files_and_short_names(prepare_in_process, tmp_path):
     answers = prepare_in_process("o", *NAMES)
     assert [result for result, _, _ in answers] == [True] * len(NAMES)
@@ -475,6 +476,7 @@ def test_list_datasets(capsys):
     assert "HuggingFaceFW/fineweb" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_manifest_names_hub_datasets(prepare_in_process, tmp_path):
     (tmp_path / "m.yaml").write_text(
         "datasets:\n  - {path: org/cards, data_type: hf_dataset, config: small, split: validation, name: cards}\n"

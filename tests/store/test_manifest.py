@@ -249,8 +249,11 @@ def web(folder):
 
 @pytest.mark.parametrize(
     "operation",
-    [open_store, check, lambda url: open_store(url, generation=1)],
-    ids=["open", "check", "older"],
+    [
+        pytest.param(open_store, id="open"),
+        pytest.param(check, id="check", marks=pytest.mark.slow),
+        pytest.param(lambda url: open_store(url, generation=1), id="older", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("times", [2, 99])
 def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, tmp_path, monkeypatch):

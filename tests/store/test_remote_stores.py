@@ -143,6 +143,7 @@ def test_a_fork_while_another_thread_connects_and_evicts(remote):
     assert child.exitcode == 0
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader(local, remote):
     from torch.utils.data import DataLoader
 

@@ -257,9 +257,9 @@ def make_split(path, rules):
     ("name", "rules"),
     [
         ("rows.jsonl", {"text_field": "text"}),
-        ("rows.json", {"text_field": "text"}),
+        pytest.param("rows.json", {"text_field": "text"}, marks=pytest.mark.slow),
         ("rows.csv", {"text_field": "text"}),
-        ("rows.parquet", {"text_field": "text"}),
+        pytest.param("rows.parquet", {"text_field": "text"}, marks=pytest.mark.slow),
         ("rows.txt", {"split_on": "line"}),
         ("rows.txt", {"split_on": "paragraph"}),
         ("rows.txt", {"split_on": "word"}),

@@ -459,9 +459,8 @@ def test_the_checkpoint_of_another_trainer_leads_to_the_documents(page, run, tmp
         assert read_rows(page) == list(enumerate(explain_step(run, 3)))
 
 
-@pytest.mark.parametrize(
-    "path", ["/run?step=6", pytest.param("/run?smooth=10&axis=log&step=99", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/run?step=6", "/run?smooth=10&axis=log&step=99"])
 def test_the_page_breaks_no_rule_of_axe(opened, address, path):
     check_accessibility(opened, address + path)
 
