@@ -166,6 +166,15 @@ WITHOUT_EMPTY = (
 )
 
 
+@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer"])
+def test_a_mask_holds_whole_tags(make_trl_encoder, name):
+    turns = [KEYED[0], {"role": "assistant", "content": "<think>Hm.</think>Four."}]
+    [trained] = list_trained_texts(make_trl_encoder(name), [(turns, None)], reasoning="mask")
+    [plain] = list_trained_texts(make_trl_encoder(name), [([KEYED[0], PLAIN[1]], None)])
+    assert trained[-1].startswith("Four.")
+    assert "".join(trained) == "".join(plain)
+
+
 @pytest.mark.parametrize(
     "content",
     [

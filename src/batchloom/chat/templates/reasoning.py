@@ -23,6 +23,7 @@ ReasoningPolicy = Literal["keep", "mask", "drop", "split"]
 _TAG = r"[<\[][^<>\[\]\s]{0,20}(?:think|thought|reason)[^<>\[\]\s]{0,20}[>\]]"
 _TAG_BEFORE = re.compile(rf"{_TAG}\s*\Z", re.IGNORECASE)
 _TAG_BEHIND = re.compile(rf"\s*{_TAG}(?:[^\S\n]*\n)*", re.IGNORECASE)
+_TAG_BEGINNING = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 _EMPTY_THOUGHT = re.compile(rf"\s*(?:{_TAG}\s*)*", re.IGNORECASE)
 
 
@@ -154,10 +155,16 @@ def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequen
     start = min(turn.body + before, first)
     if limit < 0 or not _EMPTY_THOUGHT.fullmatch(remainder, start - turn.body, limit):
         return None
-    # The string before the thought may end as the thought does: what is missing may be either of the two.
-    shift = max(low - start, 0)
-    if text[start : start + shift] != text[end : end + shift] or end + shift > high:
+    # Text before the thought may end as the thought does: what is missing may be either of the two.
+    shifts = [
+        shift
+        for shift in range(len(find_common_prefix([text[start:end], text[end:high]])) + 1)
+        if low <= start + shift <= first
+    ]
+    if not shifts:
         return None
+    # No tag belongs to it in part.
+    shift = next((shift for shift in shifts if not _TAG_BEGINNING.search(text, low, end + shift)), shifts[0])
     start += shift
     end += shift
     if tag := _TAG_BEHIND.match(text, end, high):
