@@ -96,9 +96,9 @@ class Marker:
 
         Templates split a content at the tags of a thought, so its parts are marked like texts of their own.
         """
-        thought_end = find_thought_end(text) if key == "content" else 0
-        if not thought_end and THOUGHT_TAGS[0] not in text:
+        if not any(tag in text for tag in THOUGHT_TAGS):
             return self._mark_part(text, owner, key)
+        thought_end = find_thought_end(text) if key == "content" else 0
         marked: list[str] = []
         position = 0
         for part in _TAG_PATTERN.split(text):
