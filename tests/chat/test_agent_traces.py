@@ -5,6 +5,7 @@ import json
 import pytest
 
 from batchloom.chat import detect_schema, make_record_reader
+from batchloom.core.document import JsonObject
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 QUESTION = {"role": "user", "content": "Oslo?"}
@@ -13,6 +14,9 @@ QUESTION = {"role": "user", "content": "Oslo?"}
 def read(messages, **columns):
     row = {"messages": messages, **columns}
     return make_record_reader(detect_schema([row]))(row)
+
+
+CALL_ALONE = {"role": "assistant", "content": ""}
 
 
 def call(number, arguments, name="weather"):
@@ -199,6 +203,13 @@ def test_rows_of_agent_traces_are_read_by_their_messages():
     conversation = make_record_reader(detect_schema([row]))(row)
     assert conversation.messages == turns
     assert conversation.tools == row["tools"]
+
+
+def test_nulls_of_json_in_a_table_stay():
+    content = [JsonObject({"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": None}})]
+    row = {"messages": [{**QUESTION, "name": None}, {"role": "assistant", "content": content}]}
+    conversation = make_record_reader(detect_schema([row]), has_inserted_nulls=True)(row)
+    assert conversation.messages == [QUESTION, {**CALL_ALONE, "tool_calls": [call("t1", {"city": None})]}]
 
 
 def test_objects_in_json_are_objects_with_their_nulls():

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+import json
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchloom import InputError
+from batchloom.core.document import JsonObject
 from batchloom.core.errors import RecordError
 from batchloom.sources import ReadLimits
 from sources.source_reading import read_inputs
@@ -197,3 +199,26 @@ def test_large_row_groups_are_read_in_bounded_memory(tmp_path, form):
     count, peak = map(int, process.stdout.split())
     assert count == 2 * len(rows)
     assert peak < 220 * 1024
+
+
+def test_columns_of_json_are_decoded_at_any_depth(tmp_path):
+    """As Hugging Face datasets write values of several types."""
+    parts = [{"type": "text", "text": "Hi", "n": None}]
+    rows = [
+        {"id": 1, "messages": [{"role": "user", "content": json.dumps("Hi")}], "tools": [json.dumps({"a": None})]},
+        {"id": 2, "messages": [{"role": "user", "content": json.dumps(parts)}], "tools": None},
+    ]
+    text = pa.string()
+
+    def make_schema(json_type):
+        message = pa.struct([("role", text), ("content", json_type)])
+        return pa.schema([("id", pa.int64()), ("messages", pa.list_(message)), ("tools", pa.list_(json_type))])
+
+    table = pa.Table.from_pylist(rows, make_schema(text)).cast(make_schema(pa.json_()))
+    for name in FORMS[:3]:
+        first, second = read_inputs(write_table(tmp_path / name, table)).values
+        assert first["messages"] == [{"role": "user", "content": "Hi"}]
+        assert first["tools"] == [{"a": None}]
+        assert second["messages"] == [{"role": "user", "content": parts}]
+        # Arrow adds nulls to objects, but not to their JSON.
+        assert isinstance(second["messages"][0]["content"][0], JsonObject)

@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
 
+
+class JsonObject(dict[str, Any]):
+    """Object that a column of tables holds as JSON: someone wrote its nulls, and not Arrow."""
+
+
 MESSAGE_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 
 

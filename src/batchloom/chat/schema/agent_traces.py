@@ -21,9 +21,9 @@ _ITEM_METADATA = frozenset(("type", "id", "status", "content", "phase"))
 _REASONING_KEYS = frozenset(("type", "id", "status", "summary", "content", "encrypted_content"))
 
 SESSION_REMEDY = (
-    "they are the events of a session of an agent, and the file is one conversation: make a row with messages of each "
-    "file with load_dataset('json', data_files=...) of datasets (pip install datasets teich), save the rows with "
-    "to_parquet, and give that file"
+    "they are the events of a session of an agent, and the file is one conversation: make rows with messages of such "
+    "files with datasets (pip install datasets teich), load_dataset('json', data_files='*.jsonl', "
+    "split='train').to_parquet('sessions.parquet'), and give sessions.parquet"
 )
 
 _Message = dict[str, Any]

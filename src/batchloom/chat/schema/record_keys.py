@@ -31,6 +31,7 @@ from batchloom.chat.schema.schemas import (
     top_level_columns,
 )
 from batchloom.chat.templates.template_arguments import read_template_arguments
+from batchloom.core.document import JsonObject
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
@@ -424,7 +425,7 @@ def remove_nulls(value: Any) -> Any:
 
     Arrow gives all objects of a column the keys of each of them.
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not isinstance(value, JsonObject):
         return {key: remove_nulls(item) for key, item in value.items() if item is not None}
     return [remove_nulls(item) for item in value] if isinstance(value, list) else value
 

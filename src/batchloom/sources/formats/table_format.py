@@ -8,6 +8,7 @@ Interprocess Communication" of Arrow): a marker of four bytes 0xFF, the i32 leng
 version, header type, header, body length), the flatbuffer, then its body.
 """
 
+import json
 import mmap
 import struct
 from bisect import bisect_left
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchloom.core.document import BadRecord, Records
+from batchloom.core.document import BadRecord, JsonObject, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import BYTES_REMEDY
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
@@ -373,7 +374,7 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
     records = Records(offsets=[offset] * count, records_read=count)
     records.records = list(range(record, record + count))
     try:
-        records.values = batch.to_pylist()
+        records.values = _decode_json(batch.to_pylist(), batch.schema)
     except UnicodeDecodeError:
         if count > 1:
             return _read_row_by_row(batch, record, offset, max_bytes)
@@ -387,6 +388,46 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
                 records_read=1,
             )
     return records
+
+
+def _decode_json(rows: list[Any], schema: pa.Schema) -> list[Any]:
+    """Decode the JSON of columns that are declared as such, in place, at any depth.
+
+    Hugging Face datasets declare so what is not of one type, such as contents that are texts and lists of parts.
+    """
+    for field in schema:
+        if decode := _make_json_decoder(field.type):
+            for row in rows:
+                row[field.name] = decode(row[field.name])
+    return rows
+
+
+def _make_json_decoder(column_type: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return the function that decodes the JSON in a value of a type; None if it has none."""
+    if isinstance(column_type, pa.BaseExtensionType):
+        return _parse_json if column_type.extension_name == "arrow.json" else None
+    is_list = pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
+    if is_list and (decode_item := _make_json_decoder(column_type.value_type)):
+        return lambda values: values and list(map(decode_item, values))
+    fields = column_type if pa.types.is_struct(column_type) else ()
+    decoders = {field.name: decode for field in fields if (decode := _make_json_decoder(field.type))}
+    if not decoders:
+        return None
+    return lambda row: row and {**row, **{name: decode(row[name]) for name, decode in decoders.items()}}
+
+
+def _parse_json(text: str | None) -> Any:
+    """Return the value of a JSON text; texts that are no JSON, and null, unchanged."""
+    try:
+        return None if text is None else _wrap_objects(json.loads(text))
+    except ValueError:
+        return text
+
+
+def _wrap_objects(value: Any) -> Any:
+    if isinstance(value, dict):
+        return JsonObject(value)
+    return [_wrap_objects(item) for item in value] if isinstance(value, list) else value
 
 
 def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
