@@ -9,7 +9,7 @@ from batchloom.core.medium import Medium
 
 
 class JsonObject(dict[str, Any]):
-    """Object that a column of tables holds as JSON: someone wrote its nulls, and not Arrow."""
+    """Object that a table holds as JSON, whose nulls Arrow did not add."""
 
 
 MESSAGE_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})

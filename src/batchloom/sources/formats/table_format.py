@@ -403,7 +403,7 @@ def _decode_json(rows: list[Any], schema: pa.Schema) -> list[Any]:
 
 
 def _make_json_decoder(column_type: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return the function that decodes the JSON in a value of a type; None if it has none."""
+    """Return the function that decodes the JSON in values of a type, if any."""
     if isinstance(column_type, pa.BaseExtensionType):
         return _parse_json if column_type.extension_name == "arrow.json" else None
     is_list = pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
