@@ -47,8 +47,10 @@ def _list_recorded(peer: str) -> list[Comparison]:
     (path,) = EXPECTED.glob(f"{peer}-*.json")
     rows = json.loads(path.read_text())
     cases: list[Case] = import_module(f"peers.{peer}_cases").CASES
+    # The fast tier has a sample of each peer's cases.
     return [
-        Comparison(path.stem.replace("-", " "), "", case, _compare_recorded(case, rows[case.name])) for case in cases
+        Comparison(path.stem.replace("-", " "), "", case, _compare_recorded(case, rows[case.name]), number % 3 > 0)
+        for number, case in enumerate(cases)
     ]
 
 

@@ -38,8 +38,10 @@ def write_table(path, table=TABLE, rows=25, **options):
 FORMS = ["a.parquet", "a.arrow", "a.stream.arrow", "a.feather"]
 
 
-@pytest.mark.parametrize("unit", [1 << 40, 1500, 100])
-@pytest.mark.parametrize("table", [TABLE, DICTIONARY_TABLE], ids=["plain", "dictionary"])
+@pytest.mark.parametrize("unit", [1 << 40, pytest.param(1500, marks=pytest.mark.slow), 100])
+@pytest.mark.parametrize(
+    "table", [TABLE, pytest.param(DICTIONARY_TABLE, marks=pytest.mark.slow)], ids=["plain", "dictionary"]
+)
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_are_the_same_for_any_parts(tmp_path, name, table, unit):
     path = write_table(tmp_path / name, table)
