@@ -180,6 +180,7 @@ def test_a_mask_holds_whole_tags(make_trl_encoder, name):
     [
         "The tag </think> ends a thought.",
         "Hm.</think>Four.",
+        "<think>\nA thought that was cut off",
         "<think>Hm.\n</think>\nHm again.\n</think>\n\nFour.",
         [{"type": "text", "text": "<think>Hm."}, {"type": "text", "text": "</think>Four."}],
     ],

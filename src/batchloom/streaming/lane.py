@@ -617,7 +617,8 @@ class LaneReader:
         self.position = _advance_position(before, batches)
         bad_messages, records, bad = tuple(self._bad_messages), self._records, self._bad
         self._bad_messages, self._records, self._bad = [], 0, 0
-        changes, self._changes = tuple(self._changes.items()), {}
+        changes = tuple(self._changes.items())
+        self._changes = {}
         return StreamPool(
             lane=self._lane,
             epoch=before.epoch,

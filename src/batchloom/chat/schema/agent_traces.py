@@ -256,9 +256,12 @@ def _is_answer(message: object) -> bool:
 
 def _is_thought(message: object) -> bool:
     """Return whether a message is reasoning without text and calls."""
-    if not isinstance(message, dict) or message.get("role") != "assistant":
-        return False
-    return bool(message.get("reasoning_content")) and not message.get("content") and not message.get("tool_calls")
+    return (
+        isinstance(message, dict)
+        and _is_answer(message)
+        and bool(message.get("reasoning_content"))
+        and not (message.get("content") or message.get("tool_calls"))
+    )
 
 
 def _require_text(value: Any, path: str) -> str:

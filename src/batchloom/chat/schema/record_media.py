@@ -1,6 +1,7 @@
 """Media in records: typed parts, placeholders in texts, and frames of videos.
 
-A placeholder stands for a medium only in a record with media columns of its kind. In any other it is text.
+A placeholder such as ``<image>`` stands for the next image of a record that has a column of images. In a record without
+such a column it is text.
 Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenAI (``image_url``,
 ``input_audio``); placeholders (``<image>``, ``<audio>``, ``<video>``) those of LLaVA and LLaMA-Factory.
 """

@@ -193,7 +193,8 @@ class SchemaReader:
         self._refused_columns = frozenset((*self._late, *self._unsupported))
         self._turn_columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
         nested_columns = top_level_columns((*self._turn_columns, *self._tools.names))
-        self._nested_columns, self._has_inserted_nulls = nested_columns, has_inserted_nulls
+        self._nested_columns = nested_columns
+        self._has_inserted_nulls = has_inserted_nulls
         read_conversation = self._read_labelled if "label" in schema.columns else self._read_conversation
         readers: dict[SchemaForm, RecordReader] = {
             "text": self._read_text,

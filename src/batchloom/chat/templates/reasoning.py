@@ -140,7 +140,8 @@ def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequen
     if not thoughts:
         is_same = _remove_tags(text[turn.body : turn.end]) == _remove_tags(remainder)
         return (turn.body, turn.body) if is_same else None
-    first, last = thoughts[0].start, thoughts[-1].stop
+    first = thoughts[0].start
+    last = thoughts[-1].stop
     others = [string for string in strings if not string.is_thought]
     # The span is between the strings around the thought.
     low = max((string.stop for string in others if string.stop <= first), default=turn.body)
@@ -163,7 +164,7 @@ def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequen
     ]
     if not shifts:
         return None
-    # No tag belongs to it in part.
+    # A tag is masked whole or not at all.
     shift = next((shift for shift in shifts if not _TAG_BEGINNING.search(text, low, end + shift)), shifts[0])
     start += shift
     end += shift
@@ -192,9 +193,11 @@ def _drop_thought(message: dict[str, Any], number: int) -> dict[str, Any]:
     parts = content if isinstance(content, list) else []
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in parts]
     text = texts[0] if texts else ""
+    begins_with_thought = text.lstrip().startswith(THOUGHT_TAGS[0])
     # With a value of its own, an answer only mentions a tag, unless it begins with one.
-    end = find_thought_end(text) if not keys or text.lstrip().startswith(THOUGHT_TAGS[0]) else 0
-    if (end or not keys) and any(THOUGHT_TAGS[1] in rest for rest in (text[end:], *texts[1:])):
+    end = find_thought_end(text) if begins_with_thought or not keys else 0
+    has_end_behind = any(THOUGHT_TAGS[1] in rest for rest in (text[end:], *texts[1:]))
+    if (begins_with_thought and not end) or ((end or not keys) and has_end_behind):
         raise RenderError(
             f"it is not clear where the thought of turn {number + 1} ends: write it as reasoning_content, or keep it "
             "(--reasoning keep)"

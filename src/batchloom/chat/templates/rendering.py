@@ -278,15 +278,18 @@ class _TemplateRenderer:
 
         Args:
             template: the template.
-            form: form of turns of which only the tokens are known.
+            form: control tokens and BOS; the texts around answers are learned from probes.
             added: pattern of the tokenizer's added tokens, control tokens included.
             placeholder_formats: placeholder format of each kind of media.
             built_in: built-in template that the error for omitted tool calls suggests.
             inserts_contents: see :class:`ChosenTemplate`.
         """
-        self.template, self._base_template = template, template
-        self._initial_form, self._added = form, added
-        self.placeholder_formats, self._built_in = placeholder_formats, built_in
+        self.template = template
+        self._base_template = template
+        self._initial_form = form
+        self._added = added
+        self.placeholder_formats = placeholder_formats
+        self._built_in = built_in
         self._inserts_contents = inserts_contents
         self._probe()
 
@@ -375,7 +378,8 @@ class _TemplateRenderer:
 
     def _adapt(self, conversation: Conversation) -> tuple[Conversation, _ConversationMedia, tuple[str, ...]]:
         """Return a conversation as the template takes it, its media, and the changes."""
-        messages, media = conversation.messages, _ConversationMedia([], [], "")
+        messages = conversation.messages
+        media = _ConversationMedia([], [], "")
         changes: tuple[str, ...] = ()
         contents = [message.get("content") for message in messages]
         if self.content_style.texts == "parts" or any(isinstance(content, list) for content in contents):

@@ -254,7 +254,7 @@ def encode_conversations(
     encoded_samples = zip(rendered_conversations, texts, results, strict=True)
     for number, sample_group in itertools.groupby(encoded_samples, key=lambda sample: sample[0].number):
         try:
-            # A record of which a sample is a fault gives no document.
+            # One faulty sample makes the record faulty, so none of its samples is stored.
             proved_samples = [
                 (rendered, *_mask_and_verify(encoder, rendered, text, masked_tokens, prove=chat.prove))
                 for rendered, text, masked_tokens in sample_group

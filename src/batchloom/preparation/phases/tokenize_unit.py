@@ -601,6 +601,7 @@ class UnitTokenizer:
             )
 
     def _note_alteration(self, description: str, rows: NDArray[np.void]) -> None:
+        """Count the records that a change concerns, and keep the first."""
         first = rows[0]
         added = Alteration(len(rows), int(first["part"]), int(first["record"]), int(first["offset"]))
         earlier = self._alterations.get(description)
