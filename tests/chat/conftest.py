@@ -91,8 +91,8 @@ def hf_tokenizers(tokenizer_folders):
 
 
 @pytest.fixture(scope="session")
-def trl_tokenizer(tmp_path_factory):
-    """Tokenizer with the control tokens of all templates of TRL."""
+def published_tokenizer(tmp_path_factory):
+    """Tokenizer with the control tokens of all published templates."""
     from chat.template_cases import BOS, EOS, find_control_tokens
 
     folder = make_byte_level_tokenizer(
@@ -106,16 +106,16 @@ def trl_tokenizer(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def make_trl_encoder(trl_tokenizer, tmp_path_factory):
-    """Function that makes the encoder of a template of TRL, by its name."""
-    from chat.template_cases import TEMPLATES, remove_marks
+def make_published_encoder(published_tokenizer, tmp_path_factory):
+    """Function that makes the encoder of a published template, by its name."""
+    from chat.template_cases import read_template
 
     folder = tmp_path_factory.mktemp("templates")
 
     @functools.cache
     def make(name):
-        path = folder / f"{name}.jinja"
-        path.write_text(remove_marks(TEMPLATES[name]))
-        return ChatEncoder(trl_tokenizer, str(path))
+        path = folder / f"{name.replace('/', '_')}.jinja"
+        path.write_text(read_template(name))
+        return ChatEncoder(published_tokenizer, str(path))
 
     return make

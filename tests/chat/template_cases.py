@@ -1,6 +1,8 @@
-"""Conversations of every form, and the templates that TRL ships with marks around what it trains."""
+"""Conversations of every form, and published templates, of which TRL's have marks around what it trains."""
 
+import functools
 import importlib.resources
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 # Control tokens of all these templates: one tokenizer serves them all.
 _CONTROL = re.compile(
     r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>]+\uff5c>|<[a-z_]+\|>|<\|[a-z_]+>|</?s>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|<end_of_utterance>"
-    r"|\[gMASK\]|<sop>"
+    r"|\[gMASK\]|<sop>|\[\|[a-z]+\|\]"
+)
+_MISTRAL_CONTROL = (
+    "[THINK]",
+    "[/THINK]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "[TOOL_CONTENT]",
+    "[MODEL_SETTINGS]",
+    "[/MODEL_SETTINGS]",
 )
 _MARK = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 BOS, EOS = "<s>", "</s>"
@@ -99,11 +110,54 @@ _FOLDER = Path(str(importlib.resources.files("trl")), "chat_templates")
 TEMPLATES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.jinja"))}
 MARKED = sorted(name for name in TEMPLATES if name.endswith("_training"))
 UNMARKED = sorted(name for name in TEMPLATES if name not in MARKED and f"{name}_training" not in MARKED)
+# Importing axolotl takes its dependencies, and reading its templates does not.
+_AXOLOTL = Path(importlib.util.find_spec("axolotl").origin).parent
+AXOLOTL = {
+    f"axolotl/{path.stem}": path.read_text()
+    for path in sorted((_AXOLOTL / "utils/chat_templates/templates").glob("*.jinja"))
+}
+_MISTRAL_OPTIONS: dict[str, dict[str, Any]] = {
+    "v1": {"spm": True},
+    "v2": {"spm": True},
+    "v3": {"spm": True},
+    "v3-tekken": {},
+    "v7": {"spm": True},
+    "v7-tekken": {},
+    "v11": {},
+    "v11-think": {"plain_thinking_support": True},
+    "v13": {},
+    "v13-think": {"thinking_support": True},
+    "v15": {
+        "thinking_support": True,
+        "reasoning_effort_values": ("none", "high"),
+        "reasoning_effort_default": "none",
+    },
+}
+MISTRAL = [f"mistral/{name}" for name in _MISTRAL_OPTIONS]
 
 
 def find_control_tokens() -> list[str]:
     """Find the control tokens of all templates."""
-    return sorted({token for text in TEMPLATES.values() for token in _CONTROL.findall(text)} | {BOS, EOS})
+    texts = [*TEMPLATES.values(), *AXOLOTL.values()]
+    found = {token for text in texts for token in _CONTROL.findall(text)}
+    return sorted(found | {BOS, EOS, *_MISTRAL_CONTROL})
+
+
+@functools.cache
+def read_template(name: str) -> str:
+    """Return the text of a published template, without generation marks.
+
+    Args:
+        name: key of TEMPLATES or AXOLOTL, or an element of MISTRAL.
+    """
+    if name not in MISTRAL:
+        return remove_marks({**TEMPLATES, **AXOLOTL}[name])
+    from mistral_common.integrations.chat_templates.template_generator import TemplateConfig, build_chat_template
+    from mistral_common.tokens.tokenizers.base import TokenizerVersion
+
+    kind = name.removeprefix("mistral/")
+    version = TokenizerVersion(kind.partition("-")[0])
+    return build_chat_template(TemplateConfig(version=version, **_MISTRAL_OPTIONS[kind]))
 
 
 def remove_marks(template: str) -> str:

@@ -48,8 +48,8 @@ def holds_thoughts(text):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in MARKED])
 @pytest.mark.parametrize("messages", [KEYED, TAGGED], ids=["keyed", "tagged"])
-def test_each_policy_under_each_template(make_trl_encoder, name, messages):
-    encoder = make_trl_encoder(name)
+def test_each_policy_under_each_template(make_published_encoder, name, messages):
+    encoder = make_published_encoder(name)
     [(kept, kept_trained)] = list_samples(encoder, messages)
     [(masked, masked_trained)] = list_samples(encoder, messages, reasoning="mask")
     [(dropped, dropped_trained)] = list_samples(encoder, messages, reasoning="drop")
@@ -75,17 +75,17 @@ def test_each_policy_under_each_template(make_trl_encoder, name, messages):
         ("gptoss_training", ["<|channel|>final<|message|>Cold.<|return|>"]),
     ],
 )
-def test_calls_are_trained_without_the_thought_before_them(make_trl_encoder, name, expected):
-    [[call, *answer]] = list_trained_texts(make_trl_encoder(name), [(CALLING, TOOLS)], reasoning="mask")
+def test_calls_are_trained_without_the_thought_before_them(make_published_encoder, name, expected):
+    [[call, *answer]] = list_trained_texts(make_published_encoder(name), [(CALLING, TOOLS)], reasoning="mask")
     assert answer == expected
     assert '"city": "Oslo"' in call
     assert "Look it up" not in call
-    [dropped] = list_trained_texts(make_trl_encoder(name), [(CALLING, TOOLS)], reasoning="drop")
+    [dropped] = list_trained_texts(make_published_encoder(name), [(CALLING, TOOLS)], reasoning="drop")
     assert call in dropped[0]
 
 
-def test_a_template_that_leaves_thoughts_out_is_announced_with_the_remedy(make_trl_encoder):
-    encoder = make_trl_encoder("qwen3")
+def test_a_template_that_leaves_thoughts_out_is_announced_with_the_remedy(make_published_encoder):
+    encoder = make_published_encoder("qwen3")
     conversations = [Conversation(messages) for messages in (PLAIN, KEYED, TAGGED)]
     encoded = encode_conversations(conversations, encoder, ChatRecipe(prove=True))
     [(change, numbers)] = encoded.altered.items()
@@ -94,7 +94,7 @@ def test_a_template_that_leaves_thoughts_out_is_announced_with_the_remedy(make_t
     split = encode_conversations([Conversation(KEYED)], encoder, ChatRecipe(prove=True, reasoning="split"))
     assert split.numbers.tolist() == [0, 0]
     assert not split.altered
-    silent = encode_conversations([Conversation(KEYED)], make_trl_encoder("gemma"), ChatRecipe(reasoning="split"))
+    silent = encode_conversations([Conversation(KEYED)], make_published_encoder("gemma"), ChatRecipe(reasoning="split"))
     [change] = silent.altered
     assert "also of the last answer (choose another --template" in change
     asked = encode_conversations([Conversation([*KEYED, KEYED[0]])], encoder, ChatRecipe())
@@ -130,8 +130,8 @@ def list_split(encoder, trained=(), completion=None, **settings):
         ({"train_on": "assistant", "completion": 3}, ["Four.", "Six."]),
     ],
 )
-def test_split_trains_what_is_selected_once(make_trl_encoder, settings, expected):
-    assert list_split(make_trl_encoder("qwen3"), **settings) == [[answer] for answer in expected]
+def test_split_trains_what_is_selected_once(make_published_encoder, settings, expected):
+    assert list_split(make_published_encoder("qwen3"), **settings) == [[answer] for answer in expected]
 
 
 def test_policies_that_contradict_other_settings_are_refused():
@@ -151,9 +151,11 @@ def test_split_cuts_the_media_with_the_turns():
 
 
 @pytest.mark.parametrize("template", ["qwen3", "gptoss"])
-def test_a_mask_counts_the_turns_that_a_tool_format_writes(make_trl_encoder, trl_tokenizer, tmp_path, template):
+def test_a_mask_counts_the_turns_that_a_tool_format_writes(
+    make_published_encoder, published_tokenizer, tmp_path, template
+):
     (tmp_path / "t.jinja").write_text(remove_marks(TEMPLATES[template]))
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"), tool_format="qwen")
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"), tool_format="qwen")
     [trained] = list_trained_texts(encoder, [(CALLING, TOOLS)], reasoning="mask")
     assert "Look it up" not in "".join(trained)
     assert "Seven is cold" not in "".join(trained)
@@ -167,10 +169,10 @@ WITHOUT_EMPTY = (
 
 
 @pytest.mark.parametrize("name", ["gptoss", "muse_glimmer"])
-def test_a_mask_holds_whole_tags(make_trl_encoder, name):
+def test_a_mask_holds_whole_tags(make_published_encoder, name):
     turns = [KEYED[0], {"role": "assistant", "content": "<think>Hm.</think>Four."}]
-    [trained] = list_trained_texts(make_trl_encoder(name), [(turns, None)], reasoning="mask")
-    [plain] = list_trained_texts(make_trl_encoder(name), [([KEYED[0], PLAIN[1]], None)])
+    [trained] = list_trained_texts(make_published_encoder(name), [(turns, None)], reasoning="mask")
+    [plain] = list_trained_texts(make_published_encoder(name), [([KEYED[0], PLAIN[1]], None)])
     assert trained[-1].startswith("Four.")
     assert "".join(trained) == "".join(plain)
 
@@ -186,9 +188,9 @@ def test_a_mask_holds_whole_tags(make_trl_encoder, name):
     ],
 )
 @pytest.mark.parametrize("policy", ["mask", "drop"])
-def test_a_thought_without_a_clear_end_is_refused(make_trl_encoder, content, policy):
+def test_a_thought_without_a_clear_end_is_refused(make_published_encoder, content, policy):
     turns = [KEYED[0], {"role": "assistant", "content": content}]
-    [refusal] = list_trained_texts(make_trl_encoder("qwen3"), [(turns, None)], reasoning=policy)
+    [refusal] = list_trained_texts(make_published_encoder("qwen3"), [(turns, None)], reasoning=policy)
     assert "not clear where the thought of turn 2 ends" in refusal
 
 
@@ -205,7 +207,7 @@ def test_a_thought_without_a_clear_end_is_refused(make_trl_encoder, content, pol
 )
 @pytest.mark.parametrize("name", ["glm4moe", "qwen3", "gptoss", "own", "behind"])
 def test_a_mask_is_the_thought_whatever_its_characters_are(
-    make_trl_encoder, trl_tokenizer, tmp_path, name, thought, answer
+    make_published_encoder, published_tokenizer, tmp_path, name, thought, answer
 ):
     if name in ("own", "behind"):
         template = WITHOUT_EMPTY
@@ -216,9 +218,9 @@ def test_a_mask_is_the_thought_whatever_its_characters_are(
                 "{% if add_generation_prompt %}assistant:{% endif %}"
             )
         (tmp_path / "t.jinja").write_text(template)
-        encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+        encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     else:
-        encoder = make_trl_encoder(name)
+        encoder = make_published_encoder(name)
     turns = [KEYED[0], {"role": "assistant", "content": answer, "reasoning_content": thought}]
     [trained] = list_trained_texts(encoder, [(turns, None)], reasoning="mask")
     assert thought not in "".join(trained).replace(answer.strip(), "", 1)
@@ -226,9 +228,9 @@ def test_a_mask_is_the_thought_whatever_its_characters_are(
 
 
 @pytest.mark.parametrize("content", ["<reasoning>short</reasoning><answer>4</answer>", "[thinking] ok", "Hm. Four."])
-def test_a_mask_ends_with_the_thought(trl_tokenizer, tmp_path, content):
+def test_a_mask_ends_with_the_thought(published_tokenizer, tmp_path, content):
     (tmp_path / "t.jinja").write_text(WITHOUT_EMPTY)
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     turns = [KEYED[0], {"role": "assistant", "content": content, "reasoning_content": "Hm."}]
     assert list_trained_texts(encoder, [(turns, None)], reasoning="mask") == [[f"{content}</s>"]]
 
@@ -244,25 +246,25 @@ def test_a_mask_ends_with_the_thought(trl_tokenizer, tmp_path, content):
         ({"content": [{"type": "text", "text": "<think>Hm.</think>Four."}]}, "Four."),
     ],
 )
-def test_only_a_thought_is_dropped(trl_tokenizer, tmp_path, fields, expected):
+def test_only_a_thought_is_dropped(published_tokenizer, tmp_path, fields, expected):
     (tmp_path / "t.jinja").write_text(WITHOUT_EMPTY)
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     turns = [KEYED[0], {"role": "assistant", **fields}]
     assert list_trained_texts(encoder, [(turns, None)], reasoning="drop") == [[f"{expected}</s>"]]
 
 
-def test_a_fault_in_a_sample_leaves_the_record_out(make_trl_encoder):
+def test_a_fault_in_a_sample_leaves_the_record_out(make_published_encoder):
     """The second turn of the prefix is alone the fault, and the first would be a sample."""
     broken = [*KEYED[:2], *CALLING]
     encoded = encode_conversations(
-        [Conversation(broken, TOOLS)], make_trl_encoder("gemma"), ChatRecipe(reasoning="split")
+        [Conversation(broken, TOOLS)], make_published_encoder("gemma"), ChatRecipe(reasoning="split")
     )
     assert [fault.number for fault in encoded.faults] == [0]
     assert encoded.lengths.size == 0
 
 
-def test_what_cannot_be_dropped_is_refused(make_trl_encoder):
-    encoder, chat = make_trl_encoder("qwen3"), ChatRecipe(reasoning="drop")
+def test_what_cannot_be_dropped_is_refused(make_published_encoder):
+    encoder, chat = make_published_encoder("qwen3"), ChatRecipe(reasoning="drop")
     alone = Conversation([KEYED[0], {"role": "assistant", "content": "", "reasoning_content": "Hm."}])
     blank = Conversation([KEYED[0], {"role": "assistant", "content": [{"type": "text", "text": "<think>a</think>"}]}])
     ranged = [None, TurnWeight(None, 1.0, (ContentRange(0, 3, 1.0),))]
@@ -274,10 +276,10 @@ def test_what_cannot_be_dropped_is_refused(make_trl_encoder):
     assert "count the characters of its reasoning" in encoded.faults[1].reason
 
 
-def test_preferences_take_the_policy(make_trl_encoder):
+def test_preferences_take_the_policy(make_published_encoder):
     answers = [{**KEYED[1], "content": content} for content in ("Four.", "Five.")]
     pair = PreferencePair(*(Conversation([KEYED[0], answer], completion=1) for answer in answers))
-    encoder = make_trl_encoder("qwen3")
+    encoder = make_published_encoder("qwen3")
     encoded = encode_preference_pairs(
         [pair], encoder, ChatRecipe(reasoning="drop", train_on="completion"), np.dtype(np.uint32)
     )

@@ -1,4 +1,4 @@
-"""Trained turns under published templates, against the marks that TRL puts around them and against texts read by hand."""
+"""Trained turns under published templates, against the marks that TRL puts around them and texts read by hand."""
 
 import json
 import re
@@ -13,9 +13,11 @@ from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conftest import make_byte_level_tokenizer
 from chat.template_cases import (
+    AXOLOTL,
     CASES,
     EOS,
     MARKED,
+    MISTRAL,
     TEMPLATES,
     TOOLS,
     UNMARKED,
@@ -36,6 +38,7 @@ MARKED_HEADERS = {
     "qwen2_5_training": ("\n",),
 }
 UNMARKED_STOP = {"diffusion_gemma_training": "<|tool_response>"}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*UNMARKED, *AXOLOTL, *MISTRAL)]
 # Trained texts of templates for which TRL has no marks, read once.
 CHECKED = Path(__file__).with_name("checked_turns.json")
 
@@ -82,8 +85,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", BY_TIER)
-def test_a_turn_is_what_the_training_template_marks(make_trl_encoder, name):
-    results = list_trained_texts(make_trl_encoder(name), list(CASES.values()))
+def test_a_turn_is_what_the_training_template_marks(make_published_encoder, name):
+    results = list_trained_texts(make_published_encoder(name), list(CASES.values()))
     differences = {
         case: difference
         for case, trained in zip(CASES, results, strict=True)
@@ -94,14 +97,14 @@ def test_a_turn_is_what_the_training_template_marks(make_trl_encoder, name):
     assert all(reason in differences[case] for case, reason in expected.items())
 
 
-@pytest.mark.parametrize("name", [*BY_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in UNMARKED)])
+@pytest.mark.parametrize("name", [*BY_TIER, *SLOW])
 @settings(
     max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_trl_encoder, name, data):
+def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_published_encoder, name, data):
     """Words of random conversations are in the turns of their own messages, and numbers between them."""
     words = iter(f"w{number}w" for number in range(1000))
     kinds = ["word", 7.5, True, None, [], {}, ["word", 3], {"k": "word", "n": 4}]
@@ -125,7 +128,7 @@ def test_a_turn_has_all_that_is_the_models_and_nothing_else(make_trl_encoder, na
         messages.append({"role": "user", "content": next(words)})
     messages.pop()
     tools = data.draw(st.sampled_from([None, TOOLS]))
-    [trained] = list_trained_texts(make_trl_encoder(name), [(messages, tools)])
+    [trained] = list_trained_texts(make_published_encoder(name), [(messages, tools)])
     assume(not isinstance(trained, str))
     answers = [message for message in messages if message["role"] == "assistant"]
     assert len(trained) == len(answers)
@@ -141,9 +144,9 @@ def _find_words(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNMARKED)
-def test_a_turn_of_a_template_without_marks_is_as_read_by_hand(make_trl_encoder, name):
-    trained = list_trained_texts(make_trl_encoder(name), list(CASES.values()))
+@pytest.mark.parametrize("name", [*UNMARKED, *MISTRAL])
+def test_a_turn_of_a_template_without_marks_is_as_read_by_hand(make_published_encoder, name):
+    trained = list_trained_texts(make_published_encoder(name), list(CASES.values()))
     assert dict(zip(CASES, trained, strict=True)) == json.loads(CHECKED.read_text())[name]
 
 
@@ -156,9 +159,9 @@ AS_STRINGS = [{**turn, "content": "".join(part["text"] for part in turn["content
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "glm4moe", "qwen3_vl", "smolvlm"])
-def test_text_parts_are_written_as_one_text(make_trl_encoder, name):
+def test_text_parts_are_written_as_one_text(make_published_encoder, name):
     """Templates that take only strings, only parts, or both."""
-    encoder = make_trl_encoder(name)
+    encoder = make_published_encoder(name)
     parts, strings = (
         encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True)) for turns in (PARTS, AS_STRINGS)
     )
@@ -169,12 +172,12 @@ def test_text_parts_are_written_as_one_text(make_trl_encoder, name):
     assert any("text parts" in change for change in parts.altered) == is_joined
 
 
-def test_a_tool_without_a_type_is_a_function(make_trl_encoder):
+def test_a_tool_without_a_type_is_a_function(make_published_encoder):
     """Published templates read ``tool.function``; transformers renders such a list as it is, or fails."""
     bare = [TOOLS[0]["function"]]
     messages, _ = CASES["call alone"]
     for name in ("gptoss", "qwen3", "muse_glimmer"):
-        encoder = make_trl_encoder(name)
+        encoder = make_published_encoder(name)
         wrapped, unwrapped = (
             encode_conversations([Conversation(messages, tools)], encoder, ChatRecipe(prove=True))
             for tools in (TOOLS, bare)
@@ -184,7 +187,7 @@ def test_a_tool_without_a_type_is_a_function(make_trl_encoder):
         assert any("tools without a type" in change for change in unwrapped.altered)
 
 
-def test_a_thought_before_a_call_is_trained(make_trl_encoder):
+def test_a_thought_before_a_call_is_trained(make_published_encoder):
     """LLaMA-Factory accepts it in the text of a ``function_call``."""
     call = '<think>\nLook it up.\n</think>\n\n{"name": "get_weather", "arguments": {"city": "Oslo"}}'
     turns = [
@@ -197,7 +200,7 @@ def test_a_thought_before_a_call_is_trained(make_trl_encoder):
     messages = make_record_reader(detect_schema([record], None))(record).messages
     separate, _ = CASES["thought before a call"]
     separate = [{**turn, "reasoning_content": None} if turn["content"] == "Cold." else turn for turn in separate]
-    encoder = make_trl_encoder("qwen3")
+    encoder = make_published_encoder("qwen3")
     assert list_trained_texts(encoder, [(messages, TOOLS)]) == list_trained_texts(encoder, [(separate, TOOLS)])
 
 
@@ -209,12 +212,12 @@ def test_a_thought_before_a_call_is_trained(make_trl_encoder):
         ("m.content[:3]", "changes content of turn 1"),
     ],
 )
-def test_a_user_that_a_template_does_not_quote_is_a_fault(trl_tokenizer, tmp_path, content, reason):
+def test_a_user_that_a_template_does_not_quote_is_a_fault(published_tokenizer, tmp_path, content, reason):
     """An answer to another question would be trained."""
     text = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
     condition = "loop.index != 3" if "-" in content else "m.role != 'user'"
     (tmp_path / "t.jinja").write_text(text.replace("CONTENT", f"m.content if {condition} else {content}"))
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert reason in result
 
@@ -229,9 +232,9 @@ def write_arguments(arguments):
 TEXT_CALL, OBJECT_CALL = write_arguments('{"city": "Oslo"}'), write_arguments({"city": "Oslo"})
 
 
-def test_arguments_as_json_text_stay_and_are_noticed(make_trl_encoder):
+def test_arguments_as_json_text_stay_and_are_noticed(make_published_encoder):
     """Ids are those of transformers, which writes the text as a string within the call."""
-    encoder = make_trl_encoder("gptoss")
+    encoder = make_published_encoder("gptoss")
     encoded = encode_conversations([Conversation(*TEXT_CALL)], encoder, ChatRecipe(prove=True))
     assert r'"{\"city\": \"Oslo\"}"<|call|>' in encoder.tokenizer.decode(encoded.ids)
     assert [change for change in encoded.altered if "--tool-arguments parse" in change]
@@ -243,17 +246,17 @@ def test_arguments_as_json_text_stay_and_are_noticed(make_trl_encoder):
     ("name", "case", "form"),
     [("gptoss", TEXT_CALL, "parse"), ("qwen3", TEXT_CALL, "parse"), ("deepseekv3", OBJECT_CALL, "text")],
 )
-def test_arguments_are_converted_on_request(make_trl_encoder, name, case, form):
+def test_arguments_are_converted_on_request(make_published_encoder, name, case, form):
     other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
-    [expected] = list_trained_texts(make_trl_encoder(name), [other])
-    converted = list_trained_texts(make_trl_encoder(name), [case, other], tool_arguments=form)
+    [expected] = list_trained_texts(make_published_encoder(name), [other])
+    converted = list_trained_texts(make_published_encoder(name), [case, other], tool_arguments=form)
     assert converted == [expected, expected]
 
 
 @pytest.mark.parametrize(("name", "case"), [("glm4moe", TEXT_CALL), ("deepseekv3", OBJECT_CALL)])
-def test_arguments_are_converted_for_a_template_that_takes_one_form(make_trl_encoder, name, case):
+def test_arguments_are_converted_for_a_template_that_takes_one_form(make_published_encoder, name, case):
     other = OBJECT_CALL if case is TEXT_CALL else TEXT_CALL
-    encoder = make_trl_encoder(name)
+    encoder = make_published_encoder(name)
     encoded = encode_conversations([Conversation(*case)], encoder, ChatRecipe(prove=True))
     expected = encode_conversations([Conversation(*other)], encoder, ChatRecipe(prove=True))
     assert encoded.ids.tolist() == expected.ids.tolist()
@@ -275,11 +278,11 @@ def format_row(name, results):
 
 
 @pytest.mark.slow
-def test_the_table_of_templates_is_in_the_docs(make_trl_encoder):
-    names = [name for name in TEMPLATES if name not in MARKED]
+def test_the_table_of_templates_is_in_the_docs(make_published_encoder):
+    names = [*(name for name in TEMPLATES if name not in MARKED), *AXOLOTL, *MISTRAL]
     rows = [
         format_row(
-            name, dict(zip(CASES, list_trained_texts(make_trl_encoder(name), list(CASES.values())), strict=True))
+            name, dict(zip(CASES, list_trained_texts(make_published_encoder(name), list(CASES.values())), strict=True))
         )
         for name in names
     ]
@@ -324,9 +327,9 @@ ANSWERS = ["Hello.<|im_end|>", "Yes.<|im_end|>"]
         ("{{ messages }}", "cannot be found"),
     ],
 )
-def test_a_template_of_any_make_is_right_or_refused(trl_tokenizer, tmp_path, template, expected):
+def test_a_template_of_any_make_is_right_or_refused(published_tokenizer, tmp_path, template, expected):
     (tmp_path / "t.jinja").write_text(template.replace("TURN", TURN))
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     [result] = list_trained_texts(encoder, [CASES["several turns"]])
     assert expected in result if isinstance(expected, str) else result == expected
 
@@ -342,13 +345,15 @@ CALL_LOOP = """{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.
 
 @pytest.mark.parametrize("result", ["7 degrees", "", " "])
 @pytest.mark.parametrize("name", ["gemma4", "diffusion_gemma", "own"])
-def test_a_result_in_the_round_of_its_call_is_never_trained(make_trl_encoder, trl_tokenizer, tmp_path, name, result):
+def test_a_result_in_the_round_of_its_call_is_never_trained(
+    make_published_encoder, published_tokenizer, tmp_path, name, result
+):
     """A blank result has no mark."""
     if name == "own":
         (tmp_path / "t.jinja").write_text(CALL_LOOP + PROMPT)
-        encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+        encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     else:
-        encoder = make_trl_encoder(name)
+        encoder = make_published_encoder(name)
     messages, tools = CASES["call alone"]
     messages = [{**turn, "content": result} if turn["role"] == "tool" else turn for turn in messages]
     [trained] = list_trained_texts(encoder, [(messages, tools)])
@@ -377,40 +382,40 @@ def test_a_token_that_begins_and_ends_texts_is_a_stop(tmp_path):
     assert trained == [f"Hello.\n{token}"]
 
 
-def test_the_header_of_another_answer_is_no_stop(trl_tokenizer, tmp_path):
+def test_the_header_of_another_answer_is_no_stop(published_tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}")
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     user, first = CASES["plain"][0]
     turns = [user, first, {"role": "assistant", "content": "Yes."}, user, first]
     assert list_trained_texts(encoder, [(turns, None)]) == [["Hello.", "Yes.<|user|>", "Hello."]]
 
 
-def test_a_token_within_an_answer_is_no_stop(trl_tokenizer, tmp_path):
+def test_a_token_within_an_answer_is_no_stop(published_tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text(
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls or [] %}<|call|>"
         "{{ call.function.name }}<|message|>{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
     )
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     [[call, _]] = list_trained_texts(encoder, [CASES["integer, and its result"]])
     assert call == '<|call|>get_weather<|message|>{"days": 2}'
 
 
-def test_a_thought_before_every_answer_is_no_header(trl_tokenizer, tmp_path):
+def test_a_thought_before_every_answer_is_no_header(published_tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n"
         "{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     )
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     plain, thinking = list_trained_texts(encoder, [CASES["several turns"], CASES["thought in the last turn"]])
     assert plain == [f"<think>\n\n</think>\n\n{answer}<|im_end|>" for answer in ("Hello.", "Yes.")]
     assert thinking == ["<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>"]
 
 
 @pytest.mark.parametrize("header", ["<|{{ m.role }}|>\n", "### {{ m.role }}:\n", "{{ m.role | upper }}: "])
-def test_a_generation_prompt_in_the_loop_is_a_header(trl_tokenizer, tmp_path, header):
+def test_a_generation_prompt_in_the_loop_is_a_header(published_tokenizer, tmp_path, header):
     prompt = header.replace("{{ m.role }}", "assistant").replace("{{ m.role | upper }}", "ASSISTANT")
     (tmp_path / "t.jinja").write_text(IN_LOOP.replace("HEADER", header).replace("PROMPT", prompt))
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     [trained] = list_trained_texts(encoder, [CASES["several turns"]])
     assert trained == ["Hello.</s>", "Yes.</s>"]
 
@@ -428,7 +433,7 @@ def test_a_generation_prompt_in_the_loop_is_a_header(trl_tokenizer, tmp_path, he
         ),
     ],
 )
-def test_a_stop_token_is_no_header_of_an_answer(trl_tokenizer, tmp_path, template, expected):
+def test_a_stop_token_is_no_header_of_an_answer(published_tokenizer, tmp_path, template, expected):
     (tmp_path / "t.jinja").write_text(template)
-    encoder = ChatEncoder(trl_tokenizer, str(tmp_path / "t.jinja"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     assert list_trained_texts(encoder, [CASES["several turns"]]) == [expected]
