@@ -276,6 +276,17 @@ def test_what_cannot_be_dropped_is_refused(make_published_encoder):
     assert "count the characters of its reasoning" in encoded.faults[1].reason
 
 
+@pytest.mark.parametrize("text", ["<thinking>Hm.</thinking>Four.", "[THINK]Hm.[/THINK] Four."])
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_thoughts_between_other_tags_are_refused(make_published_encoder, text, policy):
+    answer = {"role": "assistant", "content": text}
+    conversations = [Conversation([KEYED[0], answer])]
+    encoded = encode_conversations(conversations, make_published_encoder("qwen3"), ChatRecipe(reasoning=policy))
+    assert "which are not read as reasoning" in encoded.faults[0].reason
+    kept = encode_conversations(conversations, make_published_encoder("qwen3"), ChatRecipe())
+    assert not kept.faults
+
+
 def test_preferences_take_the_policy(make_published_encoder):
     answers = [{**KEYED[1], "content": content} for content in ("Four.", "Five.")]
     pair = PreferencePair(*(Conversation([KEYED[0], answer], completion=1) for answer in answers))

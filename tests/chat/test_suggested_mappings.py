@@ -81,6 +81,17 @@ CONVERSATIONS = [
         "prompt=Query,response=reply,context=Context,system=System",
     ),
     ({"body": "<good>", "id": "7", "lang": "en"}, "text=body"),
+    (
+        {
+            "instructions": "<system>",
+            "input": "<asked>",
+            "output": [
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "<good>"}]}
+            ],
+            "tools": [{"type": "function", "name": "<tool>", "parameters": {}}],
+        },
+        "prompt=input,response=output,system=instructions,tools=tools",
+    ),
 ]
 
 

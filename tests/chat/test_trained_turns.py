@@ -232,11 +232,15 @@ def write_arguments(arguments):
 TEXT_CALL, OBJECT_CALL = write_arguments('{"city": "Oslo"}'), write_arguments({"city": "Oslo"})
 
 
-def test_arguments_as_json_text_stay_and_are_noticed(make_published_encoder):
-    """Ids are those of transformers, which writes the text as a string within the call."""
-    encoder = make_published_encoder("gptoss")
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("gptoss", r'"{\"city\": \"Oslo\"}"<|call|>'), ("gemma4_v2", 'get_weather{{"city": "Oslo"}}<tool_call|>')],
+)
+def test_arguments_as_json_text_stay_and_are_noticed(make_published_encoder, name, written):
+    """Ids are those of transformers, which writes the text as a string, or in braces, within the call."""
+    encoder = make_published_encoder(name)
     encoded = encode_conversations([Conversation(*TEXT_CALL)], encoder, ChatRecipe(prove=True))
-    assert r'"{\"city\": \"Oslo\"}"<|call|>' in encoder.tokenizer.decode(encoded.ids)
+    assert written in encoder.tokenizer.decode(encoded.ids)
     assert [change for change in encoded.altered if "--tool-arguments parse" in change]
     plain = encode_conversations([Conversation(*OBJECT_CALL)], encoder, ChatRecipe(prove=True))
     assert not plain.altered
@@ -261,8 +265,39 @@ def test_arguments_are_converted_for_a_template_that_takes_one_form(make_publish
     expected = encode_conversations([Conversation(*other)], encoder, ChatRecipe(prove=True))
     assert encoded.ids.tolist() == expected.ids.tolist()
     assert encoded.mask.tolist() == expected.mask.tolist()
-    assert [change for change in encoded.altered if "the other form" in change]
-    assert not [change for change in expected.altered if "the other form" in change]
+    noted = "takes no JSON text as" if case is TEXT_CALL else "takes no objects as"
+    assert [change for change in encoded.altered if noted in change]
+    assert not [change for change in expected.altered if "as arguments of calls" in change]
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "notes"),
+    [
+        ("ab", "ab", []),
+        ("ab", "ba", ["another order"]),
+        ("a", "c", ["no call before", "no result"]),
+        ("ab", "a", ["no result"]),
+        ("", "a", ["no call before"]),
+        ("a?", "b", []),
+    ],
+)
+def test_results_that_do_not_fit_their_calls_are_noticed(make_published_encoder, calls, results, notes):
+    """The identifier ? is none: nothing says which result is whose."""
+    listed = [
+        {"type": "function", "id": None if name == "?" else name, "function": {"name": "f", "arguments": {}}}
+        for name in calls
+    ]
+    messages = [
+        {"role": "user", "content": "Both?"},
+        {"role": "assistant", "content": "Let me see.", **({"tool_calls": listed} if listed else {})},
+        *({"role": "tool", "tool_call_id": name, "content": "7"} for name in results),
+        {"role": "assistant", "content": "Cold."},
+    ]
+    encoded = encode_conversations([Conversation(messages)], make_published_encoder("qwen3"), ChatRecipe(prove=True))
+    assert not encoded.faults
+    found = [change for change in encoded.altered if "result" in change]
+    assert len(found) == len(notes)
+    assert all(note in " ".join(found) for note in notes)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-templates.md"

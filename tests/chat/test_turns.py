@@ -218,6 +218,23 @@ def test_a_token_over_the_edge_is_a_fault(tokenizers, tmp_path):
     assert reason.startswith("a token crosses the position where trained text begins")
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (
+            "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n",
+            "the template writes <|im_end|>, which the tokenizer does not have",
+        ),
+        ("{{ eot_token + m.content }}", "the tokenizer has no eot_token: choose one that has it"),
+    ],
+)
+def test_a_template_that_needs_another_tokenizer_is_named(tmp_path, template, reason):
+    loop = f"{{% for m in messages %}}{template}{{% endfor %}}"
+    (tmp_path / "x.jinja").write_text(f"{loop}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}")
+    encoder = ChatEncoder(resolve_lazily("gpt2"), str(tmp_path / "x.jinja"))
+    assert reason in decode_trained(encoder, make_conversation("hi", "hello."))
+
+
 def resolve_lazily(name):
     from batchloom.tokens import resolve_tokenizer
 
@@ -272,7 +289,7 @@ def test_a_template_that_leaves_out_a_turn_is_reported(make_encoder):
         "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     )
     encoded = encode_conversations([make_conversation("a", "b", system="s")], make_encoder(template), PROVED)
-    assert encoded.altered == {"leaves out messages": [0]}
+    assert encoded.altered == {"leaves out messages of the role system": [0]}
     assert not encoded.faults
     rules = ChatRecipe()
     conversation = make_conversation("a", "b", system="s", trained=[True])

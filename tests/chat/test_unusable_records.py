@@ -250,6 +250,15 @@ def test_columns(form, record, message):
             [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}],
             "messages[0].tool_calls[0].arguments holds an array",
         ),
+        *(
+            ([{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": text}]}], reason)
+            for text, reason in (
+                ('{"x": ', "arguments holds text that is not JSON of an object ({} for none)"),
+                ("", "arguments holds text that is not JSON of an object ({} for none)"),
+                ('{"x": NaN}', "arguments holds text that is not JSON of an object ({} for none)"),
+                ("[1]", "arguments holds JSON of an array, not of an object"),
+            )
+        ),
         ([{**ASSISTANT, "train": "no"}], "messages[0].train is 'no'; it can be true or false"),
         (
             [{**ASSISTANT, "weight": "heavy"}],

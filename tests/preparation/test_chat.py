@@ -366,7 +366,7 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
         ),
         ("messages", "m.content | trim", "strips white space around contents"),
         ("messages[-2:] + messages[:-2]", "m.content", "writes messages in another order"),
-        ("messages if m.role != 'system'", "m.content", "leaves out messages"),
+        ("messages if m.role != 'system'", "m.content", "leaves out messages of the role system"),
     ],
 )
 @pytest.mark.parametrize("preferred", [False, True], ids=["chat", "pairs"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.agent_traces import SESSION_REMEDY, is_session_event
+from batchloom.chat.schema.agent_traces import SESSION_REMEDY, is_session_event, is_trace_message
 from batchloom.chat.schema.record_keys import (
     TURN_ROLES,
     check_first_records,
@@ -619,8 +619,8 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
     for good, bad in _PREFERENCE_WORDS:
         if pair := _guess_pair_mapping(columns, good, bad):
             return pair
-    if messages_mapping := _guess_messages_mapping(columns):
-        return messages_mapping
+    if mapping := _guess_responses_mapping(columns) or _guess_messages_mapping(columns):
+        return mapping
     texts = [
         name
         for name, value in columns.items()
@@ -640,6 +640,15 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         texts[0] if len(texts) == 1 and prompt is None and response is None else None
     )
     return {"text": text} if text else {}
+
+
+def _guess_responses_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Return the mapping of requests of OpenAI's Responses, else an empty one."""
+    output = columns.get("output")
+    if not (isinstance(output, list) and any(map(is_trace_message, output)) and is_non_empty(columns.get("input"))):
+        return {}
+    others = {role: name for role, name in (("system", "instructions"), ("tools", "tools")) if name in columns}
+    return {"prompt": "input", "response": "output", **others}
 
 
 def _guess_messages_mapping(columns: Mapping[str, Any]) -> dict[str, str]:

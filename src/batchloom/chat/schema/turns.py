@@ -383,9 +383,13 @@ def _check_calls(calls: object, field_path: str) -> None:
             )
         if not isinstance(function.get("name"), str):
             raise UnusableRecordError(f"{call_path} has no name: it must say which function is called")
-        if not isinstance(function.get("arguments"), str | dict | None):
-            arguments_type = describe_json_type(function["arguments"])
-            raise UnusableRecordError(f"{call_path}.arguments holds {arguments_type}, not an object or its JSON text")
+        arguments, path = function.get("arguments"), f"{call_path}.arguments"
+        if isinstance(arguments, str):
+            value = _parse_json(arguments, f"{path} holds text that is not JSON of an object ({{}} for none)")
+            if not isinstance(value, dict):
+                raise UnusableRecordError(f"{path} holds JSON of {describe_json_type(value)}, not of an object")
+        elif not isinstance(arguments, dict | None):
+            raise UnusableRecordError(f"{path} holds {describe_json_type(arguments)}, not an object or its JSON text")
 
 
 def _convert_sender(message: Message, role_key: str, field_path: str) -> Message:

@@ -43,4 +43,7 @@ from .trained_spans import (
     compute_weighted_spans as compute_weighted_spans,
     find_train_on_problem as find_train_on_problem,
 )
-from .turn_positions import make_control_pattern as make_control_pattern
+from .turn_positions import (
+    CONTROL_LIKE as CONTROL_LIKE,
+    make_control_pattern as make_control_pattern,
+)

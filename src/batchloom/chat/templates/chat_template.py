@@ -83,6 +83,7 @@ MarkRound = Callable[[Any], tuple[str, str]]
 
 _MAX_SOURCE_SIZE = 1 << 16
 # Errors that template code may raise; any other is a bug of batchloom.
+_UNDEFINED_TOKEN = re.compile(r"'(\w+_token)' is undefined")
 _RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -597,9 +598,11 @@ class ChatTemplate:
                 f"template {self.name} was stopped: {why:.300}; choose another template, or fix it"
             ) from error
         except _RENDER_ERRORS as error:
+            remedy = "change the record, or choose another --template"
+            if token := _UNDEFINED_TOKEN.fullmatch(str(error)):
+                remedy = f"the tokenizer has no {token[1]}: choose one that has it, or another --template"
             raise RenderError(
-                f"template {self.name} rejects it ({type(error).__name__}: {error!s:.300}); change the record, or "
-                "choose another --template"
+                f"template {self.name} rejects it ({type(error).__name__}: {error!s:.300}); {remedy}"
             ) from error
         text = "".join(sandbox.chunks)
         return TemplateOutput(text, self._locate_generation(text) if self._marks_generation else None)

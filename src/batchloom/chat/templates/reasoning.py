@@ -24,6 +24,10 @@ _TAG = r"[<\[][^<>\[\]\s]{0,20}(?:think|thought|reason)[^<>\[\]\s]{0,20}[>\]]"
 _TAG_BEFORE = re.compile(rf"{_TAG}\s*\Z", re.IGNORECASE)
 _TAG_BEHIND = re.compile(rf"\s*{_TAG}(?:[^\S\n]*\n)*", re.IGNORECASE)
 _TAG_BEGINNING = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+_OTHER_THOUGHT = re.compile(
+    r"\s*[<\[]([^<>\[\]/\s]{0,20}(?:think|thought|reason)[^<>\[\]/\s]{0,20})[>\]].*?[<\[]/\1[>\]]",
+    re.IGNORECASE | re.DOTALL,
+)
 _EMPTY_THOUGHT = re.compile(rf"\s*(?:{_TAG}\s*)*", re.IGNORECASE)
 
 
@@ -201,6 +205,11 @@ def _drop_thought(message: dict[str, Any], number: int) -> dict[str, Any]:
         raise RenderError(
             f"it is not clear where the thought of turn {number + 1} ends: write it as reasoning_content, or keep it "
             "(--reasoning keep)"
+        )
+    if not keys and (other := _OTHER_THOUGHT.match(text, end)):
+        raise RenderError(
+            f"turn {number + 1} begins with {other[1]!r} tags, which are not read as reasoning: write the thought as "
+            f"reasoning_content or between {THOUGHT_TAGS[0]} and {THOUGHT_TAGS[1]}, or keep it (--reasoning keep)"
         )
     if not keys and not end:
         return message

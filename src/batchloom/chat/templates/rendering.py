@@ -65,16 +65,17 @@ from batchloom.chat.templates.skeletons import (
 )
 from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
 from batchloom.chat.templates.tool_arguments import (
-    CONVERTED_ARGUMENTS,
     QUOTED_ARGUMENTS,
     WRAPPED_TOOLS,
     are_arguments_quoted,
+    describe_results,
     is_bare_tool,
     switch_arguments,
     wrap_tool,
 )
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
+    CONTROL_LIKE,
     TurnForm,
     TurnLocator,
     TurnPosition,
@@ -155,6 +156,8 @@ class ConversationRenderer:
         self._by_arguments: dict[tuple[bool, bytes], _TemplateRenderer] = {}
         self._note, self._date = choice.note, date
         self._source = f"{choice.text}\n{choice.tools_text or ''}"
+        # Tokens in the template that the tokenizer reads as text.
+        self._unknown_tokens = sorted(set(CONTROL_LIKE.findall(self._source)) - control.keys() - set(added))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -172,8 +175,10 @@ class ConversationRenderer:
                 f"template {self.name} never reads the argument{'s' * (len(unread) > 1)} {names} (it reads {known})"
             )
         if self._plain.form.ends and not self._plain.learns_to_stop:
+            unknown = ", ".join(self._unknown_tokens)
             notes.append(
                 f"template {self.name} writes no control token after an assistant turn: a model will not learn to stop"
+                + (f" (the tokenizer does not have {unknown} as control tokens)" if unknown else "")
             )
         for kind in self._plain.placeholder_formats:
             if kind not in self._plain.content_style.typed:
@@ -364,9 +369,10 @@ class _TemplateRenderer:
         try:
             output = self.template.render(messages, tools, prompt=prompt)
         except RenderError as error:
-            messages, output = self._render_otherwise(messages, conversation.messages, tools, error, prompt=prompt)
-            if messages is not conversation.messages:
-                changes += (CONVERTED_ARGUMENTS,)
+            messages, output, change = self._render_otherwise(
+                messages, conversation.messages, tools, error, prompt=prompt
+            )
+            changes += change
         if filled is not None and filled.text == output.text:
             media_spans = self._find_media_spans(output.text, filled.control, media)
             rendered = filled._replace(generation=output.generation, media_spans=media_spans)
@@ -393,6 +399,8 @@ class _TemplateRenderer:
         if conversation.tools and any(map(is_bare_tool, conversation.tools)):
             changes += (WRAPPED_TOOLS,)
             conversation = replace(conversation, tools=list(map(wrap_tool, conversation.tools)))
+        if any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
+            changes += describe_results(messages)
         return conversation, media, changes
 
     def _render_otherwise(
@@ -403,13 +411,14 @@ class _TemplateRenderer:
         error: RenderError,
         *,
         prompt: bool,
-    ) -> tuple[Messages, TemplateOutput]:
-        """Render messages that a template rejects in another form."""
+    ) -> tuple[Messages, TemplateOutput, tuple[str, ...]]:
+        """Render messages that a template rejects in another form, which is returned."""
+        switched, change = switch_arguments(messages)
         # transformers 4 passes None on, and templates of its time test for it.
-        for other in (source_messages, switch_arguments(messages)):
+        for other, changes in ((source_messages, ()), (switched, (change,))):
             if other != messages:
                 try:
-                    return other, self.template.render(other, tools, prompt=prompt)
+                    return other, self.template.render(other, tools, prompt=prompt), changes
                 except RenderError:
                     continue
         raise error
@@ -449,7 +458,7 @@ class _TemplateRenderer:
             turns = self._locate(probe, self._make_probe(shape), None)
         except (RenderError, TurnPositionError):
             return None
-        return make_skeleton(probe, strip_modes, turns, self.form.control)
+        return make_skeleton(shape, probe, strip_modes, turns, self.form.control)
 
     def _render_marked(
         self,
@@ -484,8 +493,10 @@ class _TemplateRenderer:
             marked = _add_media_points(marked, media_spans, media.owners)
         turns: list[TurnPosition | None] = []
         problem = ""
+        altered = describe_changes(marked, messages)
         try:
             turns = self._locate(marked, messages, tools)
+            altered = describe_alterations(turns, [str(message.get("role")) for message in messages]) + altered
         except TurnPositionError as error:
             problem = str(error)
         return ConversationText(
@@ -494,7 +505,7 @@ class _TemplateRenderer:
             problem,
             control,
             output.generation,
-            describe_alterations(turns) + describe_changes(marked, messages),
+            altered,
             media_spans,
             find_content_spans(marked, messages),
             find_answer_strings(marked, messages),

@@ -131,9 +131,13 @@ def absorb_whitespace(probe: MarkedText) -> tuple[MarkedText, list[int]]:
 
 
 def make_skeleton(
-    probe: MarkedText, strip_modes: Sequence[int], turns: Sequence[TurnPosition | None], control: re.Pattern[str]
+    shape: ConversationShape,
+    probe: MarkedText,
+    strip_modes: Sequence[int],
+    turns: Sequence[TurnPosition | None],
+    control: re.Pattern[str],
 ) -> TurnSkeleton:
-    """Build the skeleton from a rendered probe (see :func:`absorb_whitespace`)."""
+    """Build the skeleton of a shape from a probe (see :func:`absorb_whitespace`)."""
     text, strings = probe.text, probe.strings
     edges = [0, *(edge for string in strings for edge in (string.start, string.stop)), len(text)]
     starts = edges[::2]
@@ -155,5 +159,5 @@ def make_skeleton(
             for start, fixed_text in zip(starts, fixed_texts, strict=True)
             for match in control.finditer(fixed_text)
         ),
-        altered=describe_alterations(turns),
+        altered=describe_alterations(turns, [role for role, _ in shape]),
     )

@@ -1,4 +1,4 @@
-"""Forms of tools, and of the arguments of calls: objects or JSON text."""
+"""Tools, calls and results as templates take them."""
 
 import json
 from typing import Any, Literal, NoReturn
@@ -6,11 +6,16 @@ from typing import Any, Literal, NoReturn
 ToolArguments = Literal["as-is", "parse", "text"]
 
 # Changes in words, as of a template.
-CONVERTED_ARGUMENTS = "takes the arguments of calls in the other form alone, and gets them converted"
+PARSED_ARGUMENTS = "takes no JSON text as arguments of calls, and gets objects"
+DUMPED_ARGUMENTS = "takes no objects as arguments of calls, and gets their JSON text"
 QUOTED_ARGUMENTS = (
-    "writes arguments that are JSON text as a quoted string (--tool-arguments parse gives them as objects)"
+    "writes arguments that are JSON text as a quoted string, or in braces of its own (--tool-arguments parse gives "
+    "them as objects)"
 )
 
+_UNKNOWN_RESULTS = "gets results whose tool_call_id is that of no call before them"
+_UNORDERED_RESULTS = "gets results in another order than their calls, which it may tell apart by their order alone"
+_MISSING_RESULTS = "gets calls that have no result before the next turn"
 WRAPPED_TOOLS = "reads tools as functions, and gets tools without a type wrapped as such"
 
 
@@ -39,18 +44,43 @@ def convert_arguments(messages: list[dict[str, Any]], form: ToolArguments) -> li
     ]
 
 
-def switch_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with arguments in the other form than the first call's."""
-    arguments = next(iter(_list_arguments(messages)), None)
-    return convert_arguments(messages, "parse" if isinstance(arguments, str) else "text")
+def switch_arguments(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return messages with arguments in another form, and the change in words."""
+    if isinstance(next(iter(_list_arguments(messages)), None), str):
+        return convert_arguments(messages, "parse"), PARSED_ARGUMENTS
+    return convert_arguments(messages, "text"), DUMPED_ARGUMENTS
 
 
 def are_arguments_quoted(messages: list[dict[str, Any]], text: str) -> bool:
-    """Return whether a rendered text holds the arguments of a call as a quoted string."""
+    """Return whether a text holds JSON of arguments in quotes or further braces."""
     return any(
-        isinstance(arguments, str) and '"' in arguments and json.dumps(arguments, ensure_ascii=False) in text
+        isinstance(arguments, str)
+        and (f"{{{arguments}}}" in text or ('"' in arguments and json.dumps(arguments, ensure_ascii=False) in text))
         for arguments in _list_arguments(messages)
     )
+
+
+def describe_results(messages: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Describe the results that do not fit the calls before them by their ids."""
+    changes = []
+    known: set[str] = set()
+    calls: list[str | None] = []
+    results: list[str | None] = []
+    for message in (*messages, None):
+        if message is not None and message.get("role") == "tool":
+            results.append(message.get("tool_call_id"))
+            continue
+        if None not in calls and None not in results:
+            order = [calls.index(result) for result in results if result in calls]
+            # At the end of a conversation calls are what it trains.
+            is_missing = (message is not None or bool(results)) and not set(calls) <= set(results)
+            changes += [_UNKNOWN_RESULTS] * (not known.issuperset(results))
+            changes += [_UNORDERED_RESULTS] * (order != sorted(order))
+            changes += [_MISSING_RESULTS] * is_missing
+        calls = [call.get("id") for call in message.get("tool_calls") or []] if message is not None else []
+        known.update(filter(None, calls))
+        results = []
+    return tuple(dict.fromkeys(changes))
 
 
 def _list_arguments(messages: list[dict[str, Any]]) -> list[Any]:

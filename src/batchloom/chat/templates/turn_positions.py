@@ -16,6 +16,8 @@ from typing import NamedTuple
 from batchloom.chat.templates.marks import MarkedSpan, MarkedText
 
 ASSISTANT = "assistant"
+# As most templates spell control tokens.
+CONTROL_LIKE = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _SPACE = re.compile(r"\s*")
 
 
@@ -287,9 +289,13 @@ def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, Marked
     return rounds
 
 
-def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...]:
-    """Describe whether a template omitted or reordered messages."""
-    altered: tuple[str, ...] = ("leaves out messages",) if None in turns else ()
+def describe_alterations(turns: Sequence[TurnPosition | None], roles: Sequence[str]) -> tuple[str, ...]:
+    """Describe whether a template omitted or reordered messages of these roles."""
+    omitted = dict.fromkeys(role for role, turn in zip(roles, turns, strict=True) if turn is None)
+    remedy = " (--map system_role=developer gives them to it as those of the system)" if "developer" in omitted else ""
+    altered: tuple[str, ...] = ()
+    if omitted:
+        altered += (f"leaves out messages of the role {' and '.join(omitted)}{remedy}",)
     positions = [turn for turn in turns if turn is not None]
     if positions != sorted(positions):
         altered += ("writes messages in another order",)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchloom.chat import NO_TEMPLATE, RenderError, choose_template
 from batchloom.chat.templates import (
+    CONTROL_LIKE,
     DEFAULT_DATE,
     CharacterSpan,
     ConversationRenderer,
@@ -354,6 +355,12 @@ def _mark_trained(
 
 def _describe_straddle(text: str, span: CharacterSpan, *, at_start: bool) -> str:
     edge = span[0] if at_start else span[1]
+    for match in CONTROL_LIKE.finditer(text, max(0, edge - 50), edge + 50):
+        if match.start() <= edge <= match.end():
+            return (
+                f"the template writes {match.group()}, which the tokenizer does not have as a control token: use a "
+                "tokenizer that has it, or another template"
+            )
     around = f"{text[max(0, edge - 12) : edge]!a} and {text[edge : edge + 12]!a}"
     side = "begins" if at_start else "ends"
     return (
