@@ -35,6 +35,10 @@ def convert(
         str | None,
         Option(help="Column that holds the text; the other columns are left out.", show_default="all columns"),
     ] = None,
+    input_split: Annotated[
+        str | None,
+        Option(help="Split of the data sets in folders and archives, as prepare takes it.", show_default="train"),
+    ] = None,
     split_on: Annotated[
         str,
         Option(help="Part of a text file that becomes a row, in the form prepare takes."),
@@ -66,6 +70,7 @@ def convert(
             mapping=parse_mapping(map_) if map_ is not None else None,
             columns=[name.strip() for name in columns.split(",")] if columns is not None else None,
             text_field=text_field,
+            input_split=input_split,
             split_on=unescape_marker(split_on),
             max_bad=max_bad,
             force=force,

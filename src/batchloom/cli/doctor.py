@@ -37,6 +37,7 @@ _LEGEND = (
             "ignore",
             "prompts",
             "carry",
+            "input_split",
             "split_on",
             "normalize",
             "clean",

@@ -477,6 +477,7 @@ def convert(
     mapping: Mapping[str, str] | None = None,
     columns: Sequence[str] | None = None,
     text_field: str | None = None,
+    input_split: str | None = None,
     split_on: str = "auto",
     max_bad: int | str = "0.1%",
     force: bool = False,
@@ -495,6 +496,7 @@ def convert(
         mapping: columns by role; each is renamed to its role.
         columns: output columns, in order, by their names in the output.
         text_field: the single column that holds the text: rows are ``{"text": ...}``.
+        input_split: split of the data sets in folders, archives and on the Hub; see ``ReadRecipe``.
         split_on: rule that splits a text file into documents; see ``ReadRecipe``.
         max_bad: maximum of unusable records: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
@@ -519,7 +521,9 @@ def convert(
         inputs=tuple(path for path, _ in counted_paths),
         sources=tuple(SourceRecipe(num_samples=count) for _, count in counted_paths),
         follow_links=follow_links,
-        reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),
+        reading=ReadRecipe(
+            text_field=text_field, mapping=dict(mapping or {}), input_split=input_split, split_on=split_on
+        ),
         max_bad=max_bad,
     )
     problems = check_output_columns(recipe.reading.mapping, columns)

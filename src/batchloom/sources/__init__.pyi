@@ -42,3 +42,9 @@ from .part_reader import (
     open_table as open_table,
     split_source as split_source,
 )
+from .splits import (
+    SPLIT_PROBLEM as SPLIT_PROBLEM,
+    RowRange as RowRange,
+    SplitRequest as SplitRequest,
+    parse_split as parse_split,
+)

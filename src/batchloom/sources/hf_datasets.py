@@ -8,7 +8,7 @@ token.
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
@@ -20,6 +20,7 @@ from batchloom.core.errors import (
     InputError,
     InputMissingError,
     MissingDependencyError,
+    SettingsError,
 )
 from batchloom.core.files import read_json_object
 from batchloom.core.settings import suggest
@@ -29,6 +30,7 @@ from batchloom.remote import MAX_CONNECT_ATTEMPTS, RemoteFault, check_hub_endpoi
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
 from batchloom.sources.formats.format_registry import detect_kind_by_name
+from batchloom.sources.splits import ALL_SPLITS, TRAIN, SplitRequest
 
 # Larger datasets are streamed by default; others are downloaded once.
 STREAMING_MIN_BYTES = 10 * 10**9
@@ -42,7 +44,6 @@ _REPOSITORY_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PA
 _PATHS_PER_REQUEST = 500
 _MAX_LISTED = 12
 _DATASET_NAME, _STATE_NAME, _SPLITS_NAME = "dataset_info.json", "state.json", "dataset_dict.json"
-_WANTED_SPLIT = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,20 @@ def pin_revision(url: str) -> str:
     return f"hf://datasets/{repo}@{commit}/{inside}"
 
 
+def choose_hub_split(name: HubDatasetName, request: SplitRequest) -> HubDatasetName:
+    """Return a name with the split and configuration that are asked for.
+
+    Raises:
+        SettingsError: the name says another split or configuration, or all are asked for.
+    """
+    for word, wanted, given in (("split", request.split, name.split), ("config", request.config, name.config)):
+        if wanted and given and wanted != given:
+            raise SettingsError([f"input_split: {wanted!r} and the {word} {given!r} of {name.repo!r} differ; give one"])
+    if request.split == ALL_SPLITS:
+        raise SettingsError([f"input_split: name each split of a data set of the Hub: {name.repo}:CONFIG/SPLIT"])
+    return replace(name, split=request.split, config=request.config or name.config)
+
+
 def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     """Return the data files of a dataset in the order of ``datasets``, and a note.
 
@@ -425,20 +440,31 @@ def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:
     )
 
 
-def find_saved_split(folder: str) -> tuple[str, str] | None:
-    """Return the split folder to read and a note; None if no saved DatasetDict."""
+def find_saved_split(folder: str, wanted: str = "") -> tuple[list[str], str] | None:
+    """Return the split folders to read and a note; None if no saved DatasetDict.
+
+    Args:
+        folder: path of the folder.
+        wanted: the split, or ``all``; empty for ``train``, or the only one.
+    """
     if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - called for every folder
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
     if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
         raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset again.")
-    if _WANTED_SPLIT not in splits and len(splits) > 1:
+    if wanted == ALL_SPLITS:
+        return [f"{folder}/{name}" for name in splits], f"All splits of the saved dataset {folder} are read."
+    if wanted and wanted not in splits:
+        raise InputMissingError(
+            f"{folder} has no split {wanted!r}; it has {', '.join(splits)}{suggest(wanted, splits)}."
+        )
+    if not wanted and TRAIN not in splits and len(splits) > 1:
         raise InputError(f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}")
-    split = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
-    other_folders = [f"{folder}/{name}" for name in splits if name != split]
+    split = wanted or (TRAIN if TRAIN in splits else splits[0])
+    others = [name for name in splits if name != split]
     note = f"Split {split} of the saved dataset {folder} is read"
-    return f"{folder}/{split}", note + (
-        f"; for other splits name {', '.join(other_folders)}." if other_folders else "."
+    return [f"{folder}/{split}"], note + (
+        f", and not {', '.join(others)} (--input-split NAME reads another, all everything)." if others else "."
     )
 
 

@@ -45,7 +45,7 @@ from batchloom.remote import (
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_opening import Compression, Spool, find_cached_copy, get_pinned_revision
-from batchloom.sources.files.part_stream import Source, SourceTable
+from batchloom.sources.files.part_stream import PartStream, Source, SourceTable
 from batchloom.sources.formats.format_registry import (
     FORMATS,
     DeclaredInput,
@@ -63,6 +63,7 @@ from batchloom.sources.formats.format_registry import (
 from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,
+    choose_hub_split,
     download_to_cache,
     find_hub_name,
     find_saved_split,
@@ -74,6 +75,7 @@ from batchloom.sources.hf_datasets import (
     pin_revision,
     strip_revision,
 )
+from batchloom.sources.splits import SPLIT_HINT, select_split
 
 T = TypeVar("T")
 
@@ -82,6 +84,7 @@ STORE_MARKER_NAME = "dataset_metadata.json"
 # Singular forms of the reasons in notes.
 _SINGULAR = {
     "broken links": "broken link",
+    "cards, licences and caches": "card, licence or cache",
     "files of stores": "file of a store",
     "folders linked twice": "folder linked twice",
     "images and sounds without a text file of the same name": "image or sound without a text file of the same name",
@@ -91,6 +94,7 @@ _SINGULAR = {
     "tables compressed in an archive": "table compressed in an archive",
 }
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
+_CARD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ class _SourceLister:
     def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
         self._input_number, self._declared_input = number, declared_input
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
-        self._unpaired_media, self._has_records = 0, False
+        self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
         self._unread_suffixes: set[str] = set()
         self._folders, self._outside_links = set(), set[str]()
         previous_count, display_name = len(self.sources), label if is_url_or_stdin(input_path) else input_path
@@ -240,12 +244,45 @@ class _SourceLister:
             self._add_folder(input_path, label, file_status)
         else:
             self._add_named(input_path, label, file_status)
+        if hub_name is None and not self._split_is_chosen:
+            self._select_split(input_path, label, previous_count)
         self._add_notes(label)
         if len(self.sources) == previous_count and not self._duplicates:
             raise InputMissingError(self._describe_empty(input_path, display_name))
 
+    def _select_split(self, input_path: str, name: str, first: int) -> None:
+        """Leave out files of other splits, and files about data sets, of the sources from ``first`` on."""
+        request = self._declared_input.split
+        if request is None and not self.sources.matches_path(SPLIT_HINT, first):
+            return
+        listed = self.sources[first:]
+        beginning = len(strip_wildcard_part(input_path).rstrip("/")) + 1
+        selection = select_split(
+            [source.path[beginning:] for source in listed],
+            [bool(FORMATS[source.kind].method) for source in listed],
+            request,
+            lambda number: _read_card(listed[number]),
+            name.rstrip("/"),
+        )
+        for note in selection.notes:
+            self._warn(decode_file_name(note))
+        if selection.metadata:
+            self._skipped_counts["cards, licences and caches"] = len(selection.metadata)
+        left_out = selection.left_out | selection.metadata
+        if not left_out:
+            return
+        self.sources = self.sources.leave_out({first + number for number in left_out})
+        for number in left_out:
+            source = listed[number]
+            # Another input may name the file.
+            status = None if source.member is not None else self._stat(source.path)
+            if status is not None:
+                self._files[status.st_dev].pop(status.st_ino, None)
+
     def _add_hub(self, name: HubDatasetName) -> None:
         """Add the data files of a Hub dataset, downloaded or streamed."""
+        if (request := self._declared_input.split) is not None:
+            name = choose_hub_split(name, request)
         files, note = list_hub_files(name)
         self.notes.append(note)
         if download_note := download_to_cache(files, streaming=self._streaming):
@@ -466,11 +503,13 @@ class _SourceLister:
 
     def _list_saved(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
         """List the files of a saved dataset; None if the folder holds none."""
-        split = find_saved_split(folder)
+        request = self._declared_input.split
+        split = find_saved_split(folder, "" if request is None else request.split)
         if split is not None:
-            split_folder, note = split
+            split_folders, note = split
             self.notes.append(note)
-            files: list[str] | None = [split_folder]
+            self._split_is_chosen |= folder == self._top_folder
+            files: list[str] | None = split_folders
         else:
             files = list_saved_files(folder)
         if files is None:
@@ -694,6 +733,11 @@ class _SourceLister:
             if os.path.islink(path):  # noqa: PTH114
                 return None
             raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
+
+
+def _read_card(source: Source) -> str:
+    with PartStream(source) as stream:
+        return stream.read_up_to(_CARD_BYTES).decode(errors="replace")
 
 
 def _get_inode(path: Path) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -44,6 +45,7 @@ from batchloom.sources import (
     PartReader,
     ReadLimits,
     ReadRules,
+    RowRange,
     SourceListing,
     SourcePart,
     describe_missing_input,
@@ -52,6 +54,7 @@ from batchloom.sources import (
     is_inside,
     list_sources,
     parse_hub_name,
+    parse_split,
     strip_wildcard_part,
 )
 from batchloom.sources.files import RecordSample, Source, Spool, choose_random_records
@@ -273,7 +276,8 @@ def _locate_entries(
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
             column_keys=config_location.column_keys,
         )
-        located.append((locator.find(entry, source.location), source, kind))
+        path, split = locator.find(entry, source.location)
+        located.append((path, replace(source, split=split), kind))
     locator.raise_missing()
     return located
 
@@ -302,7 +306,7 @@ def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntr
     location = (
         f"{config_location.file}, {config_location.block}dataset_path" if config_location.file else "dataset_path"
     )
-    path = locator.find(DatasetEntry(path=str(config.dataset_path)), location)
+    path, _ = locator.find(DatasetEntry(path=str(config.dataset_path)), location)
     locator.raise_missing()
     inner = DatasetConfig.load(path)
     if inner.datasets is None or inner.location.has_block:
@@ -324,16 +328,19 @@ class _DatasetLocator:
     has_hub_name: bool = False
     _links: LinkBounds = field(default_factory=LinkBounds)
 
-    def find(self, entry: DatasetEntry, location: str) -> str:
-        """Return the input of a data set; missing ones are recorded for ``raise_missing``."""
+    def find(self, entry: DatasetEntry, location: str) -> tuple[str, str | None]:
+        """Return the input of a data set, and its split unless the input says it.
+
+        Missing inputs are recorded for ``raise_missing``.
+        """
         if entry.path == STANDARD_INPUT and self.config_location.recipe:
-            return entry.path
+            return entry.path, entry.split
         if entry.path == STANDARD_INPUT:
             raise InputError(
                 f"{location}: '-' is standard input, which a manifest cannot list; give it next to the manifest."
             )
         if is_url(entry.path) or is_url(entry.data_folder or ""):
-            return _check_hub_settings(entry, self._resolve_url(entry, location), location)
+            return _check_hub_settings(entry, self._resolve_url(entry, location), location), entry.split
         path = self._resolve_path(entry, location)
         if os.path.lexists(path):
             if is_manifest_path(path) and entry.data_type is None and not self.lists:
@@ -343,13 +350,14 @@ class _DatasetLocator:
                 )
             return _split_path(entry, path, location)
         if self._may_be_remote(entry):
-            return _format_hub_name(entry, location)
+            has_rows = entry.split is not None and parse_split(entry.split).rows is not None
+            return _format_hub_name(entry, location, has_rows=has_rows), entry.split if has_rows else None
         if self.config_location.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
-            return entry.path
+            return entry.path, None
         if not (glob.has_magic(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
             self.missing.append((location, path))
             self.has_hub_name = self.has_hub_name or (not entry.data_folder and parse_hub_name(entry.path) is not None)
-        return path
+        return path, entry.split
 
     def raise_missing(self) -> None:
         """Raise one error for all missing inputs."""
@@ -442,8 +450,9 @@ def _make_outside_folder_error(location: str, path_setting: str, folder_descript
     )
 
 
-def _format_hub_name(entry: DatasetEntry, location: str) -> str:
-    """Return the name of a Hub data set, with its config, split and revision."""
+def _format_hub_name(entry: DatasetEntry, location: str, *, has_rows: bool) -> str:
+    """Return the name of a Hub data set, with its config, split (unless it has rows) and revision."""
+    entry = replace(entry, split=None) if has_rows else entry
     name = parse_hub_name(entry.path)
     if name is None:
         raise AssertionError("only names of the Hub are formatted here")
@@ -466,7 +475,7 @@ def _format_hub_name(entry: DatasetEntry, location: str) -> str:
 
 
 def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
-    for word in ("split", "config", "revision"):
+    for word in ("config", "revision"):
         if getattr(entry, word):
             raise SettingsError(
                 [f"{location}.{word}: applies only to Hub data sets, but path is {redact_url(path)!r}; leave it out"]
@@ -474,12 +483,12 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
     return path
 
 
-def _split_path(entry: DatasetEntry, path: str, location: str) -> str:
-    """Return the path of a split of a saved data set; other files have none."""
+def _split_path(entry: DatasetEntry, path: str, location: str) -> tuple[str, str | None]:
+    """Return the path of a split that is a folder of its own; else the path and the split."""
     inside = f"{path}/{entry.split}"
     if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
-        return _check_hub_settings(replace(entry, split=None), inside, location)
-    return _check_hub_settings(entry, path, location)
+        return _check_hub_settings(replace(entry, split=None), inside, location), None
+    return _check_hub_settings(entry, path, location), entry.split
 
 
 def choose_file_settings(
@@ -538,7 +547,10 @@ def list_inputs(
         InputError: two inputs name a file with different settings; a file is read once.
     """
     sources = [recipe.source(number) for number in range(len(recipe.inputs))]
-    declared_inputs = [replace(source.declared_input, follow_links=recipe.follow_links) for source in sources]
+    declared_inputs = [
+        replace(source.declared_input, follow_links=recipe.follow_links, split=recipe.split(number))
+        for number, source in enumerate(sources)
+    ]
     listing = list_sources(
         recipe.inputs,
         declared_inputs=declared_inputs,
@@ -571,7 +583,9 @@ def _describe_input(recipe: Recipe, number: int) -> str:
 def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
     """Restrict the inputs that have a number of samples to these records."""
     sampled = {
-        number: source for number, source in enumerate(recipe.sources) if source.max_samples or source.num_samples
+        number: settings
+        for number, settings in enumerate(map(recipe.source, range(len(recipe.inputs))))
+        if settings.max_samples or settings.num_samples or _get_rows(recipe, number) is not None
     }
     if not sampled:
         return listing
@@ -582,7 +596,11 @@ def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
         sources_by_input.setdefault(source.input, []).append(source)
     for number, settings in sampled.items():
         name = settings.name or make_input_labels([recipe.inputs[number]])[0]
-        chosen_sources, note = _choose_records(sources_by_input.get(number, []), settings, rules)
+        listed, rows = sources_by_input.get(number, []), _get_rows(recipe, number)
+        if rows is None:
+            chosen_sources, note = _choose_records(listed, settings, rules)
+        else:
+            chosen_sources, note = _choose_rows(listed, rows, rules)
         sources_by_input[number] = chosen_sources
         notes.append(f"{name}: {note}.")
     chosen = (source for sources in sources_by_input.values() for source in sources)
@@ -615,6 +633,25 @@ def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: Re
         if ((numbers >= sample.before) & (numbers < sample.before + records)).any()
     ]
     return sampled_sources, f"{count:,} of its {format_count(before, 'record')} are read, chosen at random"
+
+
+def _get_rows(recipe: Recipe, number: int) -> RowRange | None:
+    split = recipe.split(number)
+    return None if split is None else split.rows
+
+
+def _choose_rows(sources: Sequence[Source], rows: RowRange, rules: ReadRules) -> tuple[list[Source], str]:
+    """Return the sources of an input with a range of their records, and a note."""
+    stops = list(accumulate(_count_records(source, rules, None) for source in sources))
+    chosen = rows.resolve(stops[-1])
+    sampled_sources = [
+        replace(source, sample=RecordSample(chosen.stop, None, before, chosen.start))
+        for source, before, stop in zip(sources, [0, *stops], stops, strict=False)
+        if before < chosen.stop and chosen.start < stop
+    ]
+    return sampled_sources, (
+        f"records {chosen.start:,} to {chosen.stop - 1:,} of {stops[-1]:,} are read" if chosen else "no record is read"
+    )
 
 
 def _count_records(source: Source, rules: ReadRules, most: int | None) -> int:

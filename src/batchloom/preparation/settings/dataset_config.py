@@ -208,7 +208,6 @@ class DatasetEntry(SourceRecipe):
         str | None, Setting(help="Base folder of path; None for the manifest's.", check=_find_path_problem)
     ] = None
     type: Annotated[DatasetType | None, _DATASET_TYPE] = None
-    split: Annotated[str | None, Setting(help="Split of a data set of the Hub, or of a saved one.")] = None
     config: Annotated[str | None, Setting(help="Configuration of a data set of the Hub.")] = None
     revision: Annotated[str | None, Setting(help="Revision of a data set of the Hub.")] = None
 

@@ -17,7 +17,7 @@ from batchloom.core.settings import (
     to_plain,
 )
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain
-from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
+from batchloom.sources import SPLIT_PROBLEM, DeclaredInput, ReadLimits, ReadRules, parse_split
 from batchloom.sources.formats import SPLIT_WORDS, InputFormat
 from batchloom.text import CleanStep, find_clean_problems
 
@@ -114,6 +114,15 @@ def _find_carry_problem(carry: object) -> str:
     return ""
 
 
+def find_input_split_problem(split: object) -> str:
+    """Return why a value names no split of an input; empty if it does."""
+    try:
+        parse_split(str(split))
+    except SettingsError:
+        return SPLIT_PROBLEM
+    return ""
+
+
 def _find_split_problem(split_on: object) -> str:
     if not is_text(split_on):
         return "is not a text of one or more Unicode characters"
@@ -150,6 +159,15 @@ class ReadRecipe:
             option_type=str,
         ),
     ] = ()
+    input_split: Annotated[
+        str | None,
+        Setting(
+            help="Split of the data sets in folders, archives and on the Hub: a name, all, CONFIG/SPLIT, or rows of it "
+            "(train[:1%], train[1000:2000]).",
+            check=find_input_split_problem,
+            shown_default="train, or the only one",
+        ),
+    ] = None
     prompts: Annotated[
         bool,
         Setting(help="Store only the prompts of the records, for trainers that generate the answers (GRPO)."),
@@ -263,6 +281,13 @@ class SourceRecipe:
         tuple[str, ...],
         Setting(help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem),
     ] = ()
+    split: Annotated[
+        str | None,
+        Setting(
+            help="Split of its data sets, as input_split; without it, the recipe's applies.",
+            check=find_input_split_problem,
+        ),
+    ] = None
     max_samples: Annotated[
         int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
@@ -279,7 +304,14 @@ class SourceRecipe:
 
     def problems(self) -> list[str]:
         """List the problems of the values, by name."""
-        return check_column_settings(self.text_field, self.mapping) + find_problems(self)
+        problems = check_column_settings(self.text_field, self.mapping) + find_problems(self)
+        if not problems and self.split is not None and parse_split(self.split).rows is not None:
+            problems += [
+                f"split: rows and {name} cannot be combined; leave one of them out"
+                for name in ("max_samples", "num_samples")
+                if getattr(self, name) is not None
+            ]
+        return problems
 
 
 def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
@@ -288,7 +320,7 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
     A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
-        *("text_field", "mapping", "ignore", "max_samples", "num_samples"),
+        *("text_field", "mapping", "ignore", "split", "max_samples", "num_samples"),
         *(("name", "weight") if include_labels else ()),
     )
     plain = []

@@ -55,6 +55,7 @@ from batchloom.preparation.settings.read_recipe import (
     sources_to_plain,
 )
 from batchloom.preparation.settings.run_settings import RunOptions
+from batchloom.sources import SplitRequest, parse_split
 from batchloom.store.format import Banding
 from batchloom.text import CleanStep
 
@@ -438,6 +439,11 @@ class Recipe:
         """Return the settings of one input."""
         return self.sources[number] if self.sources else SourceRecipe()
 
+    def split(self, number: int) -> SplitRequest | None:
+        """Return the split of the data sets of one input."""
+        text = self.source(number).split or self.reading.input_split
+        return None if text is None else parse_split(text)
+
     def columns(self, number: int) -> tuple[str | None, Mapping[str, str]]:
         """Return the text field and the column mapping of one input."""
         source_recipe = self.source(number)
@@ -691,6 +697,7 @@ class DocumentOptions(TypedDict, total=False):
     ignore: str | Sequence[str] | None
     prompts: bool | None
     carry: str | Sequence[str] | None
+    input_split: str | None
     split_on: str | None
     normalize: bool | None
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None

@@ -1,8 +1,9 @@
 """Sources, their parts, compact sequences of both, and the stream of a part."""
 
 import os
+import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self, TypeVar, final, overload
 
@@ -37,19 +38,21 @@ class RecordSample:
     """Records of a source that are read, out of those of its input.
 
     Attributes:
-        count: number of records of the input that are read.
+        count: number of records of the input that are read, with those before ``first``.
         total: number of records of the input, from which random ones are drawn; None to read the first ones.
         before: number of records of the input in earlier sources.
+        first: number of records of the input that are left out at its beginning.
     """
 
     count: int
     total: int | None = None
     before: int = 0
+    first: int = 0
 
     def choose(self) -> frozenset[int] | range:
         """Return the numbers of the chosen records, counted in the source."""
         if self.total is None:
-            return range(max(0, self.count - self.before))
+            return range(max(0, self.first - self.before), max(0, self.count - self.before))
         return frozenset((choose_random_records(self.total, self.count) - self.before).tolist())
 
     def filter_batches(self, batches: Iterator[Records]) -> Iterator[Records]:
@@ -226,6 +229,10 @@ class _TextColumn:
     def __getitem__(self, number: int) -> str:
         return self._data[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogatepass")
 
+    def matches(self, pattern: re.Pattern[bytes], first: int) -> bool:
+        """Return whether a pattern is in the texts from ``first`` on, which follow each other without a break."""
+        return pattern.search(self._data, self._ends[first]) is not None
+
 
 @final
 class SourceTable(CompactSequence[Source]):
@@ -256,6 +263,19 @@ class SourceTable(CompactSequence[Source]):
         self._sizes.append(source.size)
         self._times.append(source.mtime_ns if is_plain else 0)
         self._traits.append(number)
+
+    def matches_path(self, pattern: re.Pattern[bytes], first: int) -> bool:
+        """Return whether a pattern is in a path, or in two that follow each other, from source ``first`` on."""
+        others = (source for number, source in self._others.items() if number >= first)
+        return self._paths.matches(pattern, first) or any(pattern.search(os.fsencode(one.path)) for one in others)
+
+    def leave_out(self, numbers: Collection[int]) -> "SourceTable":
+        """Return a table without the sources of these numbers."""
+        kept = SourceTable()
+        for number in range(len(self)):
+            if number not in numbers:
+                kept.append(self.make_element(number))
+        return kept
 
     def __len__(self) -> int:
         return len(self._sizes)

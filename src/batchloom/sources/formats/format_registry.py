@@ -48,6 +48,7 @@ from batchloom.sources.formats.text_format import (
     read_text_file,
 )
 from batchloom.sources.formats.webdataset_format import read_samples
+from batchloom.sources.splits import SplitRequest
 
 # Formats that an input can be declared to have (``data_type``).
 InputFormat = Literal["json", "jsonl", "csv", "parquet", "arrow", "hf_dataset"]
@@ -411,11 +412,13 @@ class DeclaredInput:
         form: format of its files; None to detect it by name and content.
         location: origin of the declaration, for messages; empty if the input itself declares it.
         follow_links: whether to follow symbolic links that lead out of its folder.
+        split: split of its data sets that is read; None for ``train``, or the only one.
     """
 
     form: InputFormat | None = None
     location: str = ""
     follow_links: bool = False
+    split: SplitRequest | None = None
 
 
 def matches_format(form: InputFormat | None, kind: str | None) -> bool:
