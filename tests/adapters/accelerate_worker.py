@@ -24,7 +24,10 @@ if __name__ == "__main__":
     placement = {"rank": rank, "world_size": 2}
     loader = Loader(open_store(data), seq_len=64, global_batch_size=4, steps=6, **placement)
     for dataset_class in (LoaderDataset, LoaderIterable):
-        accelerator.prepare(DataLoader(dataset_class(loader), batch_size=None))
+        prepared = accelerator.prepare(DataLoader(dataset_class(loader), batch_size=None))
+        if dataset_class is LoaderIterable:
+            with pytest.raises(TrainError, match=r"DataLoaderDispatcher gives each of 2 processes a part"):
+                next(iter(prepared))
         with pytest.raises(TrainError, match=r"given a DataLoader .*Leave it out of prepare"):
             attach(accelerator, loader)
         accelerator._dataloaders.clear()

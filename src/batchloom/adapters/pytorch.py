@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from batchloom.adapters.worker_memory import SharedDict
 from batchloom.batches import Batch, Loader, add_augment_state
 from batchloom.batches.assembly import remove_augment_state
-from batchloom.batches.loading import LoaderTemplate, lose_track
+from batchloom.batches.loading import LoaderTemplate, lose_track, refuse_second_share
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.order import refuse_lane_order
 
@@ -123,6 +123,7 @@ class LoaderDataset(Dataset[Batch]):
         self._source = _WorkerLoader(loader)
 
     def __len__(self) -> int:
+        refuse_second_share()
         return self._length
 
     def __getitem__(self, step: int) -> Batch:
@@ -151,7 +152,12 @@ class LoaderIterable(IterableDataset[Batch]):
         self._loaded: int | None = None
         self._next: int | None = None
 
+    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - Accelerate calls it by this signature
+        """Do nothing: the plan has the epochs."""
+        refuse_second_share()
+
     def __iter__(self) -> Iterator[Batch]:
+        refuse_second_share()
         number, workers = _get_worker_info()
         first = self._source.first + number if self._loaded is None else self._loaded
         self._loaded = None

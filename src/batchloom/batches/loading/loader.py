@@ -66,6 +66,7 @@ from batchloom.batches.loading.rank_share import (
     select_rank_rows,
 )
 from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepRows, fetch_rows, get_block_sizes
+from batchloom.batches.loading.second_share import refuse_data_loader
 from batchloom.batches.loading.stream_steps import (
     Iterations,
     RawStream,
@@ -351,6 +352,7 @@ class Loader:
         return f"Loader({self.origin}: {self.plan!r}, rank {placement.rank} of {placement.world_size})"
 
     def __len__(self) -> int:
+        refuse_data_loader()
         if self._stream is None:
             self._wait()
         return self.plan.steps
@@ -359,6 +361,7 @@ class Loader:
         return True
 
     def __getitem__(self, index: int) -> Batch:
+        refuse_data_loader()
         if self._stream is not None:
             raise make_random_access_error(quote_value(index))
         step = as_int(index)
