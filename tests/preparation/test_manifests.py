@@ -442,7 +442,7 @@ def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
 
 
 def test_settings_of_hub_data_sets_only(folder):
-    for key in ("split", "config", "revision"):
+    for key in ("config", "revision"):
         path = write(folder / "m.yaml", f"datasets: [{{path: data/sums.jsonl, {key}: x}}]")
         with pytest.raises(SettingsError, match=rf"{key}: applies only to Hub data sets"):
             list_inputs(path)

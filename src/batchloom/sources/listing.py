@@ -251,7 +251,7 @@ class _SourceLister:
             raise InputMissingError(self._describe_empty(input_path, display_name))
 
     def _select_split(self, input_path: str, name: str, first: int) -> None:
-        """Leave out files of other splits, and files about data sets, of the sources from ``first`` on."""
+        """Leave out other splits, and files about data sets, from source ``first`` on."""
         request = self._declared_input.split
         if request is None and not self.sources.matches_path(SPLIT_HINT, first):
             return

@@ -1,4 +1,4 @@
-"""Splits of the data sets in a folder or an archive: by their cards, else by names of folders and files.
+"""Splits of data sets in folders and archives: by cards, else by names.
 
 The rules are those of ``datasets``. They apply to each folder that holds a data set, and not to the input as a whole,
 so that one input may hold several. Names decide only if they say it of every file: a folder of which some files are

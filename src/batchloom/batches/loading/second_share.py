@@ -1,4 +1,4 @@
-"""Refusal of what would give each process a part of a loader's batches, which are its share already."""
+"""Refusal of a second division of a loader's batches among processes."""
 
 import sys
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def refuse_second_share() -> None:
 
 
 def refuse_data_loader() -> None:
-    """Raise if the caller of the calling method is a ``torch.utils.data.DataLoader`` or its sampler.
+    """Raise if a ``DataLoader`` or its sampler calls the calling method.
 
     It would read steps by number, so that the loader's position stays where it is.
 

@@ -451,7 +451,7 @@ def _make_outside_folder_error(location: str, path_setting: str, folder_descript
 
 
 def _format_hub_name(entry: DatasetEntry, location: str, *, has_rows: bool) -> str:
-    """Return the name of a Hub data set, with its config, split (unless it has rows) and revision."""
+    """Return the name of a Hub data set, with config, split without rows, revision."""
     entry = replace(entry, split=None) if has_rows else entry
     name = parse_hub_name(entry.path)
     if name is None:
@@ -484,7 +484,7 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
 
 
 def _split_path(entry: DatasetEntry, path: str, location: str) -> tuple[str, str | None]:
-    """Return the path of a split that is a folder of its own; else the path and the split."""
+    """Return the folder of a split; else the path of a data set and the split."""
     inside = f"{path}/{entry.split}"
     if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
         return _check_hub_settings(replace(entry, split=None), inside, location), None

@@ -481,7 +481,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = files_fingerprint
     # Newer settings are left out at their defaults, so that older recipes stay equal.
-    for name in ("ignore", "prompts", "carry"):
+    for name in ("ignore", "prompts", "carry", "input_split"):
         if not plain["reading"][name]:
             plain["reading"].pop(name)
     plain["reading"].pop("fim")

@@ -230,7 +230,7 @@ class _TextColumn:
         return self._data[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogatepass")
 
     def matches(self, pattern: re.Pattern[bytes], first: int) -> bool:
-        """Return whether a pattern is in the texts from ``first`` on, which follow each other without a break."""
+        """Return whether a pattern is in the texts from ``first`` on, joined."""
         return pattern.search(self._data, self._ends[first]) is not None
 
 
@@ -265,7 +265,7 @@ class SourceTable(CompactSequence[Source]):
         self._traits.append(number)
 
     def matches_path(self, pattern: re.Pattern[bytes], first: int) -> bool:
-        """Return whether a pattern is in a path, or in two that follow each other, from source ``first`` on."""
+        """Return whether a pattern is in the paths from source ``first`` on, joined."""
         others = (source for number, source in self._others.items() if number >= first)
         return self._paths.matches(pattern, first) or any(pattern.search(os.fsencode(one.path)) for one in others)
 
