@@ -45,7 +45,8 @@ def refuse_second_share() -> None:
         if owner is None or not any(base.__name__ in names for base in type(owner).__mro__):  # type: ignore[operator]
             continue
         if (processes := _count_processes(owner)) > 1:
-            remedy = _find_remedy(frame)
+            packages = _find_packages(frame)
+            remedy = next(text for package, text in _REMEDIES.items() if package in packages)
             raise TrainError(
                 f"{type(owner).__name__} gives each of {processes} processes a part of the batches of this loader, "
                 f"which are the share of this process already: the rest would be lost. Instead, {remedy}."
@@ -62,17 +63,16 @@ def refuse_data_loader() -> None:
     """
     if str(sys._getframe(2).f_globals.get("__name__", "")).startswith(_TORCH_DATA):  # noqa: SLF001 - as above
         refuse_second_share()
-        remedy = _find_remedy(sys._getframe(2))  # noqa: SLF001 - as above
+        packages = _find_packages(sys._getframe(2))  # noqa: SLF001 - as above
+        remedy = _REMEDIES["transformers"] if "transformers" in packages else _DATA_LOADER_REMEDY
         raise TrainError(
-            "A DataLoader reads the steps of a Loader by number, and leaves its position unchanged. Instead, "
-            f"{_DATA_LOADER_REMEDY if remedy == _REMEDIES['torch'] else remedy}."
+            f"A DataLoader reads the steps of a Loader by number, and leaves its position unchanged. Instead, {remedy}."
         )
 
 
-def _find_remedy(frame: FrameType) -> str:
-    """Return the call that works with the library that calls."""
-    packages = {one.f_globals.get("__name__", "").partition(".")[0] for one in _iter_callers(frame)}
-    return next(text for package, text in _REMEDIES.items() if package in packages)
+def _find_packages(frame: FrameType) -> set[str]:
+    """Return the packages of a frame and its callers."""
+    return {one.f_globals.get("__name__", "").partition(".")[0] for one in _iter_callers(frame)}
 
 
 def _iter_callers(frame: FrameType | None) -> Iterator[FrameType]:
