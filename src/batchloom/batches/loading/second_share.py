@@ -16,14 +16,14 @@ _SHARDING_CLASSES = {
 _LIGHTNING_REMEDY = (
     "give Trainer a batchloom.adapters.lightning.LoaderDataModule, or make it with use_distributed_sampler=False"
 )
-# The call that works, by the library in the call stack.
+# The call that works, by the library in the call stack. Accelerate is before Lightning, which wraps all DataLoaders.
 _REMEDIES = {
     "transformers": "give Trainer the parts of batchloom.adapters.hugging_face",
+    "accelerate": "do not give it to accelerator.prepare, and iterate it as it is "
+    "(batchloom.adapters.accelerate.attach saves its state)",
     "lightning": _LIGHTNING_REMEDY,
     "pytorch_lightning": _LIGHTNING_REMEDY,
     "ray": "leave out ray.train.torch.prepare_data_loader, and iterate the loader",
-    "accelerate": "do not give it to accelerator.prepare, and iterate it as it is "
-    "(batchloom.adapters.accelerate.attach saves its state)",
     "torch": "leave the sampler out",
 }
 _TORCH_DATA = "torch.utils.data"
