@@ -322,24 +322,17 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (pa.binary(), {}),
-        (pa.large_binary(), {}),
-        (pa.binary(), {"text_field": "text"}),
-        (pa.binary(), {"mapping": {"text": "text"}}),
-    ],
-)
-def test_a_column_of_bytes_is_no_text_and_comes_with_its_remedy(tmp_path, kind, settings):
-    pq.write_table(pa.table({"text": pa.array([b"a text"] * 20, kind)}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"bytes to text first \(pyarrow: column.cast\('string'\); pandas"):
-        prepare_store(tmp_path / "a.parquet", tmp_path / "out", **settings)
-    table = pq.read_table(tmp_path / "a.parquet")
-    table = table.set_column(0, "text", table["text"].cast("string"))
-    pq.write_table(table, tmp_path / "a.parquet")
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
+@pytest.mark.parametrize("settings", [{"text_field": "text"}, {"mapping": {"text": "text"}}])
+def test_a_column_of_bytes_is_text_if_it_is_named(tmp_path, kind, settings):
+    """Its bytes are UTF-8, or the row is bad."""
+    pq.write_table(pa.table({"text": pa.array(["ein Bär".encode()] * 20 + [b"caf\xe9"], kind)}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="if 'text' is text, name it: --text-field text"):
+        prepare_store(tmp_path / "a.parquet", tmp_path / "out")
     result = prepare_store(tmp_path / "a.parquet", tmp_path / "out", dedup="none", **settings)
-    assert read_texts(result.path) == ["a text"] * 20
+    assert read_texts(result.path) == ["ein Bär"] * 20
+    record = json.loads((result.path / "quarantine.jsonl").read_text())
+    assert (record["row"], record["snippet"]) == (21, r"caf\xe9")
 
 
 def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import os
+import random
 
 import lz4.frame
 import pytest
@@ -56,6 +57,18 @@ def test_streaming_zstd_without_a_stated_size(tmp_path):
     compressor = zstandard.ZstdCompressor(level=10).compressobj()
     path.write_bytes(compressor.compress(TEXT) + compressor.flush())
     assert read_stream(path) == TEXT
+
+
+@pytest.mark.parametrize(("window_log", "noted"), [(20, False), (27, False), (28, True), (31, True)])
+def test_zstd_windows_up_to_2_gib_are_read_and_noted(tmp_path, window_log, noted):
+    """As dumps of Reddit have; zstd itself refuses windows above 128 MiB without --long."""
+    text = random.Random(1).randbytes(1_200_000).hex().encode()
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.txt.zst").write_bytes(compressor.compress(text) + compressor.flush())
+    assert read_stream(tmp_path / "a.txt.zst") == text
+    notes = list_sources([str(tmp_path / "a.txt.zst")]).notes
+    assert any(f"takes up to {1 << (window_log - 20):,} MiB" in note for note in notes) is noted
 
 
 def test_a_highly_compressed_file_is_read_in_chunks(tmp_path):

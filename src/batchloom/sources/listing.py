@@ -44,7 +44,14 @@ from batchloom.remote import (
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
-from batchloom.sources.files.file_opening import Compression, Spool, find_cached_copy, get_pinned_revision
+from batchloom.sources.files.file_opening import (
+    Compression,
+    Spool,
+    find_cached_copy,
+    get_pinned_revision,
+    open_location,
+    read_zstd_window,
+)
 from batchloom.sources.files.part_stream import PartStream, Source, SourceTable
 from batchloom.sources.formats.format_registry import (
     FORMATS,
@@ -95,6 +102,7 @@ _SINGULAR = {
 }
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 _CARD_BYTES = 16 << 20
+_LONG_WINDOW_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,7 @@ class _SourceLister:
     def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
         self._input_number, self._declared_input = number, declared_input
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
+        self._longest_window = (0, "")
         self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
         self._unread_suffixes: set[str] = set()
         self._folders, self._outside_links = set(), set[str]()
@@ -351,6 +360,12 @@ class _SourceLister:
             self._warn(
                 f"Files of samples in {label} with these suffixes are not read: "
                 f"{', '.join(sorted(self._unread_suffixes))}."
+            )
+        if self._longest_window[0]:
+            window, name = self._longest_window
+            self.notes.append(
+                f"{decode_file_name(name)} takes up to {window >> 20:,} MiB of memory in each process that reads it "
+                "(it was compressed with --long)."
             )
         if self._content_notes:
             self.notes.append(f"Read by content, not by name: {format_list(self._content_notes, 1)}.")
@@ -676,6 +691,8 @@ class _SourceLister:
             raise AssertionError("only files of a supported kind are listed")
         if self._is_duplicate(name, file_status):
             return
+        if verdict.compression == "zstd" and file_status.st_size >= _SMALL_FILE_BYTES and not is_url(path):
+            self._measure_window(path, name)
         name = self._names.make_unique(name)
         self._has_records |= bool(FORMATS[verdict.kind].method)
         self._note_other_kind(name, name_detection, verdict.kind)
@@ -691,6 +708,13 @@ class _SourceLister:
                 input=self._input_number,
             )
         )
+
+    def _measure_window(self, path: str, name: str) -> None:
+        """Note the memory of the file that needs most, above what zstd takes without consent."""
+        with open_location(path, 0, 0) as file:
+            window = read_zstd_window(file)
+        if window > max(_LONG_WINDOW_BYTES, self._longest_window[0]):
+            self._longest_window = window, name
 
     def _detect_file(
         self, path: str, name: str, file_status: os.stat_result, name_detection: FileDetection | None

@@ -547,7 +547,8 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         parts.append(unsupported)
     byte_columns = [name for name, value in columns.items() if isinstance(value, bytes)]
     if any(name in _KNOWN_COLUMNS for name in byte_columns):
-        parts.append(f"if {format_columns(byte_columns)} is text, {BYTES_REMEDY}")
+        remedy = f"name it: --text-field {byte_columns[0]}" if len(byte_columns) == 1 else BYTES_REMEDY
+        parts.append(f"if {format_columns(byte_columns)} is text, {remedy}")
         return SchemaError("; ".join(parts), list(columns))
     parts.append(_describe_known_columns(columns))
     # A mapping given by the user is not overridden.

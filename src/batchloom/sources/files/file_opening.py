@@ -112,6 +112,9 @@ _COMPRESSION_BY_MAGIC: dict[bytes, Compression] = {
 _COMPRESSION_MAGIC = tuple(_COMPRESSION_BY_MAGIC)
 # A zstd block of 4 bytes may decompress to 128 KiB, so small reads bound the output.
 _ZSTD_FEED_BYTES = 1024
+_ZSTD_HEADER_BYTES = 18
+# The largest that zstd knows (--long=31). zstd itself asks for consent above 128 MiB.
+_MAX_ZSTD_WINDOW = 1 << 31
 _FEED_BYTES = 64 << 10
 # Enough for every preset of xz; only hostile files need more.
 _XZ_MEMORY_LIMIT = 128 << 20
@@ -153,6 +156,14 @@ def detect_compression(start: bytes) -> Compression | None:
     return next(compression for magic, compression in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
 
 
+def read_zstd_window(file: BinaryIO) -> int:
+    """Return the bytes of memory that a zstd file may need; 0 if its header is none."""
+    try:
+        return int(zstandard.get_frame_parameters(file.read(_ZSTD_HEADER_BYTES)).window_size)
+    except zstandard.ZstdError:
+        return 0
+
+
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:
     """Return a reader of the rest of ``file``, over all its streams (members, frames)."""
     if compression == "gzip":
@@ -186,7 +197,7 @@ class _ZstdDecompressor:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._decoder = zstandard.ZstdDecompressor()
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._input = b""
         self._output = b""
@@ -216,8 +227,6 @@ class _ZstdDecompressor:
             reason = to_mid_sentence(str(error))
             for words in ("zstd decompressor error: ", "zstd decompress error: "):
                 reason = reason.removeprefix(words)
-            if "too much memory" in reason:
-                reason += "; compress it again without --long"
             raise DecompressionError(reason) from error
         self._input = b""
         if self._frame.eof:

@@ -14,7 +14,7 @@ import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, BinaryIO, Self, cast, final
@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 
 from batchloom.core.document import BadRecord, JsonObject, Records
 from batchloom.core.errors import InputError, RecordError
-from batchloom.core.wording import BYTES_REMEDY
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.files.file_opening import ReadOnlyFile, find_local_path
 from batchloom.sources.files.part_stream import ReadRules, Source
@@ -34,7 +33,6 @@ from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     describe_missing_field,
     excerpt_around,
-    excerpt_record,
     make_too_large_record,
 )
 
@@ -105,10 +103,9 @@ class TableReader:
         if field not in schema.names:
             raise RecordError(self.source.name, None, None, describe_missing_field(field, schema.names))
         kind = schema.field(field).type
-        if not is_text_type(kind):
+        if not is_text_type(kind) and not is_binary_type(kind):
             text_columns = [schema_field.name for schema_field in schema if is_text_type(schema_field.type)]
             hint = f"; --text-field {text_columns[0]!r} does" if text_columns else ""
-            hint = f"; {BYTES_REMEDY}" if is_binary_type(kind) else hint
             raise RecordError(self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}")
 
 
@@ -460,6 +457,10 @@ def _read_texts(column: pa.Array, record: int, offset: int, max_bytes: int) -> R
     count = len(column)
     if column.nbytes > max_bytes and count == 1 and (start := _read_beginning(column, max_bytes)) is not None:
         return Records(bad=[make_too_large_record(record, offset, start, max_bytes)], records_read=1)
+    if is_binary_type(column.type):
+        # Other bytes than UTF-8 are reported by row.
+        with suppress(pa.ArrowInvalid):
+            column = column.cast(pa.large_string())
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -494,7 +495,7 @@ def _read_text(value: str | bytes | None, record: int, offset: int, max_bytes: i
         return data.decode()
     except UnicodeDecodeError as error:
         reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file again from its source"
-        return BadRecord(record, offset, None, reason, excerpt_record(data))
+        return BadRecord(record, offset, None, reason, excerpt_around(data, error.start))
 
 
 def _check_names(source: Source, names: list[str]) -> None:
