@@ -18,6 +18,50 @@ from batchloom.sources.files import get_suffix
 from batchloom.store import MANIFEST_NAME
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("part-{0..2}.txt", ["part-0.txt", "part-1.txt", "part-2.txt"]),
+        ("part-{2..1}.txt", ["part-2.txt", "part-1.txt"]),
+        ("{part,piece}-{0,1}.txt", ["part-0.txt", "part-1.txt", "piece-0.txt", "piece-1.txt"]),
+        ("shard-{008..010}.txt", ["shard-008.txt", "shard-009.txt", "shard-010.txt"]),
+        ("{part,piece}-*.txt", ["part-0.txt", "part-1.txt", "part-2.txt", "piece-0.txt", "piece-1.txt"]),
+        ("odd-{x}.txt", ["odd-{x}.txt"]),
+        ("odd-{1,2}.txt", ["odd-{1,2}.txt"]),
+    ],
+)
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_braces_in_quotes_are_those_of_a_shell(tmp_path, monkeypatch, pattern, expected, is_absolute):
+    monkeypatch.chdir(tmp_path)
+    names = ("part-0", "part-1", "part-2", "piece-0", "piece-1", "shard-008", "shard-009", "shard-010")
+    for name in (*names, "odd-{x}", "odd-{1,2}"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    listing = list_sources([str(tmp_path / pattern) if is_absolute else pattern])
+    assert [source.name for source in listing.sources] == expected
+
+
+def test_each_alternative_in_braces_must_be_there(tmp_path):
+    (tmp_path / "a-0.txt").write_text("x")
+    for pattern in ("a-{0,1}.txt", "{a,b}-*.txt"):
+        with pytest.raises(InputMissingError, match=r"a-1\.txt|Nothing matches .*b-"):
+            list_sources([str(tmp_path / pattern)])
+
+
+def test_a_snapshot_of_the_hub_cache_is_read_through_its_links(tmp_path):
+    """As ``snapshot_download`` writes it; links to elsewhere stay outside."""
+    cache = tmp_path / "datasets--org--name"
+    snapshot = cache / "snapshots" / ("0" * 40)
+    (cache / "blobs").mkdir(parents=True)
+    (snapshot / "data").mkdir(parents=True)
+    (cache / "blobs" / "abc").write_text('{"text": "inside"}\n')
+    (tmp_path / "secret.jsonl").write_text('{"text": "outside"}\n')
+    (snapshot / "data" / "train-0.jsonl").symlink_to("../../../blobs/abc")
+    (snapshot / "data" / "other.jsonl").symlink_to("../../../../secret.jsonl")
+    listing = list_sources([str(snapshot)])
+    assert [source.name for source in listing.sources] == [f"{'0' * 40}/data/train-0.jsonl"]
+    assert any("1 symbolic link leads out" in note for note in listing.warnings)
+
+
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """A folder of usable and unusable files, next to the working folder."""

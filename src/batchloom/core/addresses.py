@@ -20,6 +20,9 @@ _URL_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _FILE_SCHEME = "file://"
 # In these schemes a question mark is part of the name, and URLs carry no signature.
 _QUERYLESS_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf", "memory")
+# Alternatives or a range of numbers, without braces inside.
+_BRACES = re.compile(r"\{((?:[^{}/]*,[^{}/]*)+|-?\d+\.\.-?\d+)\}")
+_BRACE_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
 def is_url_or_stdin(location: str) -> bool:
@@ -76,6 +79,30 @@ def check_url(url: str) -> None:
         ) from None
 
 
+def is_glob(path: str) -> bool:
+    """Return whether a local path has a wildcard or alternatives in braces."""
+    return glob.has_magic(path) or _BRACES.search(path) is not None
+
+
+def expand_braces(text: str) -> list[str]:
+    """Return the alternatives of ``{a,b}`` and ``{0..3}``, as a shell does.
+
+    Numbers have leading zeros if one of their bounds has them.
+    """
+    match = _BRACES.search(text)
+    if match is None:
+        return [text]
+    alternatives = match[1].split(",")
+    if bounds := _BRACE_RANGE.fullmatch(match[1]):
+        first, last = int(bounds[1]), int(bounds[2])
+        is_padded = any(len(bound.lstrip("-")) > 1 and bound.lstrip("-")[0] == "0" for bound in bounds.groups())
+        width = max(map(len, bounds.groups())) if is_padded else 0
+        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+        alternatives = [f"{number:0{width}d}" for number in numbers]
+    start, stop = match.span()
+    return [one for word in alternatives for one in expand_braces(text[:start] + word + text[stop:])]
+
+
 def has_wildcard(url: str) -> bool:
     """Return whether a URL may be a glob; ``?`` begins the query of a web address."""
     if get_scheme(url) in _QUERYLESS_SCHEMES:
@@ -119,7 +146,7 @@ def _format_label(path: str, tail_counts: Counter[str]) -> str:
     if not os.path.isabs(path):  # noqa: PTH117
         return path
     parts = path.strip("/").split("/")
-    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    first = next((i for i, part in enumerate(parts) if is_glob(part)), len(parts) - 1)
     for start in range(first, 0, -1):
         tail = "/".join(parts[start:])
         if tail_counts[tail] == 1:

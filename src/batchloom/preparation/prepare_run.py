@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -115,6 +116,7 @@ from batchloom.preparation.workers.process_pool import ProcessPool
 from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.sources.files import Spool
+from batchloom.sources.formats import choose_read_method
 from batchloom.store import (
     PAGE_NAME,
     REPORT_NAME,
@@ -333,6 +335,7 @@ class PrepareRun:
         # The manifest names the files that documents were compared with.
         check_files_unchanged(self._recipe.reading.clean, self._clean_files)
         self._note_altered(results.content)
+        self._note_cut_texts(results)
         return results
 
     def _start_server(self) -> ForkServer | None:
@@ -557,6 +560,22 @@ class PrepareRun:
                     f"{format_count(flow.altered, 'document')} that remain, and from "
                     f"{format_count(flow.documents_in - flow.documents_out, 'document')} without any other text."
                 )
+
+    def _note_cut_texts(self, results: JobResults) -> None:
+        """Note the texts of which a file is several documents although nobody asked for that."""
+        counts: Counter[str] = Counter()
+        for unit in results.units:
+            for part, part_counts in zip(unit.unit.parts, unit.facts.parts, strict=True):
+                if choose_read_method(part.source, results.record_parsers.rules) == "cut":
+                    counts[part.source.name] += part_counts.records
+        names = [name for name, count in counts.items() if count > 1]
+        if names:
+            others = f" and {format_count(len(names) - 1, 'other text')}" if len(names) > 1 else ""
+            total = sum(counts[name] for name in names)
+            self._log.note(
+                f"{names[0]}{others}: cut at blank lines into {format_count(total, 'document')} (--split-on file keeps "
+                "a text whole)."
+            )
 
     def _report_dry_run(self, results: JobResults) -> PrepareResult:
         """Report what would be left out, and keep finished work for a later run."""

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,10 @@ from batchloom.core.addresses import (
     STANDARD_INPUT,
     UniqueNames,
     check_url,
+    expand_braces,
     get_scheme,
     has_wildcard,
+    is_glob,
     is_url,
     is_url_or_stdin,
     list_paths_and_labels,
@@ -101,6 +104,7 @@ _SINGULAR = {
     "tables compressed in an archive": "table compressed in an archive",
 }
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
+_HUB_SNAPSHOT = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots/[0-9a-f]{40}(?:/|$)")
 _CARD_BYTES = 16 << 20
 _LONG_WINDOW_BYTES = 128 << 20
 
@@ -184,10 +188,10 @@ def strip_wildcard_part(input_path: str) -> str:
     A name with wildcards that exists as a file is not a glob.
     """
     path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
-    if not glob.has_magic(path) or os.path.lexists(path):
+    if not is_glob(path) or os.path.lexists(path):
         return path
     parts = path.split("/")
-    first = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    first = next(index for index, part in enumerate(parts) if is_glob(part))
     return "/".join(parts[:first]) or ("/" if path.startswith("/") else ".")
 
 
@@ -239,25 +243,38 @@ class _SourceLister:
         if hub_name is None:
             input_path = pin_revision(input_path)
         file_status = None if hub_name else self._stat(input_path)
+        alternatives = expand_braces(input_path)
         if hub_name:
             self._add_hub(hub_name)
-        elif is_url(input_path):
-            self._add_remote(input_path, label, file_status)
-        elif file_status is None and glob.has_magic(input_path):
-            self._add_glob(input_path, label)
-        elif file_status is None:
-            raise InputMissingError(describe_missing_input(input_path))
-        elif stat.S_ISDIR(file_status.st_mode):
-            if os.path.exists(f"{input_path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
-                raise InputError(f"{input_path} is already a store; name the text files it was made from.")
-            self._add_folder(input_path, label, file_status)
+        elif file_status is None and len(alternatives) > 1:
+            # Each is named, so that a missing one is an error.
+            for path, alternative_label in zip(alternatives, expand_braces(label), strict=True):
+                count, duplicate_count = len(self.sources), len(self._duplicates)
+                self._add_location(path, alternative_label, self._stat(path))
+                if (len(self.sources), len(self._duplicates)) == (count, duplicate_count):
+                    raise InputMissingError(self._describe_empty(path, alternative_label))
         else:
-            self._add_named(input_path, label, file_status)
+            self._add_location(input_path, label, file_status)
         if hub_name is None and not self._split_is_chosen:
             self._select_split(input_path, label, previous_count)
         self._add_notes(label)
         if len(self.sources) == previous_count and not self._duplicates:
             raise InputMissingError(self._describe_empty(input_path, display_name))
+
+    def _add_location(self, path: str, label: str, file_status: os.stat_result | None) -> None:
+        """Add a file, a folder, or the files that a glob matches."""
+        if is_url(path):
+            self._add_remote(path, label, file_status)
+        elif file_status is None and glob.has_magic(path):
+            self._add_glob(path, label)
+        elif file_status is None:
+            raise InputMissingError(describe_missing_input(path))
+        elif stat.S_ISDIR(file_status.st_mode):
+            if os.path.exists(f"{path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
+                raise InputError(f"{path} is already a store; name the text files it was made from.")
+            self._add_folder(path, label, file_status)
+        else:
+            self._add_named(path, label, file_status)
 
     def _select_split(self, input_path: str, name: str, first: int) -> None:
         """Leave out other splits, and files about data sets, from source ``first`` on."""
@@ -822,7 +839,11 @@ class LinkBounds:
             top: the folder, which may be a link itself.
             path: an existing path below it.
         """
-        if is_inside(self.resolve(path), self.resolve(top)):
+        real, real_top = self.resolve(path), self.resolve(top)
+        if is_inside(real, real_top):
+            return None
+        # The cache of huggingface_hub keeps files beside the snapshots, which hold links to them.
+        if (cache := _HUB_SNAPSHOT.match(real_top)) and is_inside(real, f"{cache[1]}/blobs"):
             return None
         # Every file below a linked folder leaves by the same link.
         folder = os.path.dirname(path)  # noqa: PTH120 - as above

@@ -1,6 +1,5 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
-import glob
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias, final
 
 from batchloom.core.addresses import (
     STANDARD_INPUT,
+    is_glob,
     is_url,
     is_url_or_stdin,
     make_input_labels,
@@ -354,7 +354,7 @@ class _DatasetLocator:
             return _format_hub_name(entry, location, has_rows=has_rows), entry.split if has_rows else None
         if self.config_location.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
             return entry.path, None
-        if not (glob.has_magic(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
+        if not (is_glob(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
             self.missing.append((location, path))
             self.has_hub_name = self.has_hub_name or (not entry.data_folder and parse_hub_name(entry.path) is not None)
         return path, entry.split
@@ -693,8 +693,8 @@ def is_manifest_path(value: object) -> bool:
         return False
     if split_dataset_info(value) is not None:
         return True
-    is_glob = glob.has_magic(value) and not os.path.lexists(value)
-    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_glob and not os.path.isdir(value)  # noqa: PTH112
+    is_pattern = is_glob(value) and not os.path.lexists(value)
+    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_pattern and not os.path.isdir(value)  # noqa: PTH112
 
 
 def split_sample_count(value: object) -> tuple[Any, int | None]:
