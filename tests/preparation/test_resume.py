@@ -88,8 +88,9 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
         result = prepare_store(inputs, out, listener=events.append, **SETTINGS)
         assert result.resumed_units > 0
         notes = [event.text for event in events if isinstance(event, Note)]
-        assert notes == [f"Resuming: {result.resumed_units} of 6 units were finished by an earlier run."]
-        assert events[-1].bytes_done == events[-1].bytes_total
+        assert notes[0] == f"Resuming: {result.resumed_units} of 6 units were finished by an earlier run."
+        last = [event for event in events if isinstance(event, Progress)][-1]
+        assert last.bytes_done == last.bytes_total
         assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 

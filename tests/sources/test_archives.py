@@ -85,7 +85,7 @@ def test_skipped_and_unsafe_members_are_left_out(tmp_path, name):
         ("../up.txt", b"x"),
         ("inner.zip", b"PK"),
         ("image.png", b"\x89PNG\0"),
-        ("package.json", b'{\n "name": "x"}'),
+        ("numbers.json", b"[1, 2]"),
         ("broken.jsonl.gz", b"this was never packed"),
         ("empty.txt", b""),
         ("good.txt", b"good"),

@@ -86,10 +86,24 @@ def test_reading_stops_at_malformed_separators(tmp_path, text, sentence):
     assert str(error.value).startswith(f"Invalid JSON on {sentence}")
 
 
-@pytest.mark.parametrize("text", ["5", '"x"', " \n ", '{\n"a": 1}', '{\n"data": {"a":1}}', '{"data":[],\n"rows":[{}]}'])
+@pytest.mark.parametrize("text", ["5", '"x"', " \n ", '{"data":[],\n"rows":[{}]}'])
 def test_json_without_a_list_of_objects_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match="^JSON file must contain a list of objects: a.json "):
         read_inputs(write_file(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{\n"a": 1}', '\ufeff{\n"a":\n1\n}\n', ' {"a": 1}\n\n'])
+def test_one_object_is_a_record(tmp_path, text):
+    result = read_inputs(write_file(tmp_path, text))
+    assert (result.values, result.records, result.bad) == ([{"a": 1}], [0], [])
+
+
+def test_an_object_that_is_no_record_is_bad(tmp_path):
+    result = read_inputs(write_file(tmp_path, '{\n"text": 5}'), field="text")
+    assert result.values == []
+    assert result.bad[0].startswith("a.json, line 1: field 'text' holds a number")
+    large = read_inputs(write_file(tmp_path, json.dumps({"text": "x" * 500})), limits=ReadLimits(record_bytes=400))
+    assert "record larger than 400 bytes" in large.bad[0]
 
 
 def test_utf16_is_refused_with_a_remedy(tmp_path):

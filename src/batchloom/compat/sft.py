@@ -38,6 +38,7 @@ from batchloom.sources import (
     make_bad_record_error,
 )
 from batchloom.sources.files import Source
+from batchloom.sources.formats import JSON_OBJECT
 
 Row = dict[str, Any]
 Formatter = Callable[[Row], Any]
@@ -76,6 +77,8 @@ def iter_jsonl_file(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         InputError: a ``.json`` file is not a list of objects.
     """
     for source in list_sources([os.fspath(path)]).sources:
+        if source.kind == JSON_OBJECT:
+            raise InputError(f"JSON file must contain a list of objects: {source.name} holds one object.")
         if source.kind in ("text", "code"):
             source = replace(source, kind="jsonl")  # noqa: PLW2901 - the same source with another kind
         with PartReader(SourcePart(source, 0, source.size), _RULES) as reader:

@@ -562,7 +562,7 @@ class PrepareRun:
                 )
 
     def _note_cut_texts(self, results: JobResults) -> None:
-        """Note the texts of which a file is several documents although nobody asked for that."""
+        """Note the texts that are cut into documents although nobody asked for it."""
         counts: Counter[str] = Counter()
         for unit in results.units:
             for part, part_counts in zip(unit.unit.parts, unit.facts.parts, strict=True):

@@ -561,7 +561,7 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
 
 def _list_conversion_inputs(recipe: Recipe, target: _ConversionTarget, hear: Listener) -> SourceListing:
     """List the input without the output and its partial files."""
-    listing = list_inputs(recipe)
+    listing = list_inputs(recipe, any_columns=True)
     for note in listing.notes:
         hear(Note(note, is_warning=note in listing.warnings))
     if target.path is None or target.quarantine is None:

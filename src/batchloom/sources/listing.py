@@ -58,6 +58,7 @@ from batchloom.sources.files.file_opening import (
 from batchloom.sources.files.part_stream import PartStream, Source, SourceTable
 from batchloom.sources.formats.format_registry import (
     FORMATS,
+    JSON_OBJECT,
     DeclaredInput,
     DetectedFile,
     FileDetection,
@@ -683,7 +684,7 @@ class _SourceLister:
 
     def _note_other_kind(self, name: str, name_detection: FileDetection | None, kind: str) -> None:
         """Note a file that is read as another kind than its name suggests."""
-        if name_detection is not None and name_detection.kind != kind:
+        if name_detection is not None and kind not in (name_detection.kind, JSON_OBJECT):
             self._content_notes.append(f"{name} as {FORMATS[kind].label}")
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
@@ -727,7 +728,7 @@ class _SourceLister:
         )
 
     def _measure_window(self, path: str, name: str) -> None:
-        """Note the memory of the file that needs most, above what zstd takes without consent."""
+        """Remember the file that needs most memory, above what zstd takes by itself."""
         with open_location(path, 0, 0) as file:
             window = read_zstd_window(file)
         if window > max(_LONG_WINDOW_BYTES, self._longest_window[0]):

@@ -24,6 +24,7 @@ from batchloom.core.settings import list_settings, quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_count, format_list, shorten
 from batchloom.media import FrameSampling
+from batchloom.preparation.request.json_objects import leave_out_objects
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
     DatasetConfig,
@@ -540,8 +541,11 @@ def list_inputs(
     exclude: Path | None = None,
     streaming: bool | None = None,
     detected_files: Mapping[str, DetectedFile] | None = None,
+    any_columns: bool = False,
 ) -> SourceListing:
     """List the files of a recipe's inputs; see :func:`list_sources`.
+
+    With ``any_columns``, JSON objects need no columns that become documents.
 
     Raises:
         InputError: two inputs name a file with different settings; a file is read once.
@@ -567,6 +571,8 @@ def list_inputs(
                 f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
                 "is read only once; leave one of them out."
             )
+    if not any_columns:
+        listing = leave_out_objects(listing, recipe)
     folder_notes = [
         note for path in recipe.inputs if not is_url_or_stdin(path) and (note := describe_dataset_info(Path(path)))
     ]

@@ -10,6 +10,7 @@ from .part_stream import (
     PartStart as PartStart,
     RecordSample as RecordSample,
     Source as Source,
+    SourceTable as SourceTable,
     choose_random_records as choose_random_records,
     open_source as open_source,
 )

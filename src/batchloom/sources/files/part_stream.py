@@ -269,6 +269,11 @@ class SourceTable(CompactSequence[Source]):
         others = (source for number, source in self._others.items() if number >= first)
         return self._paths.matches(pattern, first) or any(pattern.search(os.fsencode(one.path)) for one in others)
 
+    @property
+    def kinds(self) -> set[str]:
+        """Formats of the sources."""
+        return {traits[0] for traits in self._trait_values}
+
     def leave_out(self, numbers: Collection[int]) -> "SourceTable":
         """Return a table without the sources of these numbers."""
         kept = SourceTable()

@@ -2,6 +2,7 @@ from .format_registry import (
     COLUMNAR_KINDS as COLUMNAR_KINDS,
     FORMATS as FORMATS,
     INPUT_FORMATS as INPUT_FORMATS,
+    JSON_OBJECT as JSON_OBJECT,
     SPLIT_WORDS as SPLIT_WORDS,
     InputFormat as InputFormat,
     choose_read_method as choose_read_method,

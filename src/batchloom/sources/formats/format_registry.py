@@ -36,7 +36,7 @@ from batchloom.sources.files.file_opening import (
 )
 from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
-from batchloom.sources.formats.json_list_format import WRAPPERS, find_list_cut, read_json, scan_brackets
+from batchloom.sources.formats.json_list_format import WRAPPERS, find_list_cut, read_json, read_object, scan_brackets
 from batchloom.sources.formats.jsonl_format import read_jsonl
 from batchloom.sources.formats.text_format import (
     NEWLINE,
@@ -56,6 +56,8 @@ INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
 CutRule = Literal["whole", "delimiter", "text", "ordered", "row groups"]
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
+# Kind of a file that is one record.
+JSON_OBJECT = "json_object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ READ_METHODS = {
     for method in (
         ReadMethod("jsonl", "delimiter", read_jsonl, delimiter=lambda _: NEWLINE, numbers="line"),
         ReadMethod("json", "ordered", read_json, find_cut=find_list_cut, numbers="row"),
+        ReadMethod("object", "whole", read_object, numbers="row"),
         ReadMethod("csv", "ordered", read_csv, find_cut=find_row_cut, numbers="row"),
         ReadMethod("table", "row groups", None, numbers="row"),
         ReadMethod("samples", "whole", read_samples, numbers="row"),
@@ -151,6 +154,7 @@ FORMATS = {
             sniffed=True,
         ),
         SourceFormat("json", "a list of JSON objects", parse_suffixes("json"), "json", ("json",), "JSON", sniffed=True),
+        SourceFormat(JSON_OBJECT, "one JSON object", frozenset(), "object", ("json", "jsonl")),
         SourceFormat("csv", "CSV", parse_suffixes("csv"), "csv", ("csv",), "CSV"),
         SourceFormat("tsv", "TSV", parse_suffixes("tsv"), "csv", ("csv",)),
         SourceFormat(
@@ -231,8 +235,8 @@ _WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).enc
 _KEY_REACH = 64
 _NO_VALUE = object()
 
-# A list of records, one record per line, a single record on one line, or anything else.
-JsonShape = Literal["list", "lines", "line", "other"]
+# A list of records, one record per line, a single record, or anything else.
+JsonShape = Literal["list", "lines", "object", "other"]
 _FEATHER_1 = b"FEA1"
 SNIFF_BYTES = 8192
 FIRST_LINE_BYTES = 1 << 20
@@ -275,12 +279,13 @@ def detect_json_shape(start: bytes, *, truncated: bool) -> JsonShape:
         if next_lines.strip():
             return "lines"
         wrapped = any(isinstance(value.get(key), list) for key in WRAPPERS)
-        return "list" if wrapped else "line"
+        return "list" if wrapped else "object"
     if _opens_wrapped(text):
         return "list"
-    if newline or not truncated:
-        return "lines" if isinstance(_decode_line(next_lines.partition(b"\n")[0]), dict) else "other"
-    return "lines"
+    if not truncated and isinstance(_decode_line(text), dict):
+        return "object"
+    is_long = truncated and not newline
+    return "lines" if is_long or isinstance(_decode_line(next_lines.partition(b"\n")[0]), dict) else "other"
 
 
 def _decode_line(line: bytes) -> Any:
@@ -381,7 +386,9 @@ def _detect_json(start: bytes, compression: Compression | None, *, lines: bool =
         return FileDetection("json" if starts_with_list(start) and shape != "lines" else "jsonl", compression)
     if shape in ("list", "lines"):
         return FileDetection("json" if shape == "list" else "jsonl", compression)
-    return FileDetection("jsonl" if shape == "line" else "json", compression, "JSON without records", sure=False)
+    if shape == "object":
+        return FileDetection(JSON_OBJECT, compression)
+    return FileDetection("json", compression, "JSON without records", sure=False)
 
 
 def _detect_columnar(start: bytes, compression: Compression | None) -> FileDetection | None:

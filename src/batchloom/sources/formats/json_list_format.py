@@ -267,6 +267,17 @@ def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         text.fail("there is text after the end of the JSON value")
 
 
+def read_object(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+    """Yield the single object of a source."""
+    data = stream.read_up_to(rules.limits.record_bytes + 1)
+    refuse_wide_encoding(stream.source.name, data)
+    offset = len(BOM) if data.startswith(BOM) else 0
+    batch = Records(records_read=1)
+    rows = JsonRowReader(stream.source.name, rules, first=False)
+    batch.add(0, offset, rows.decode_record(0, offset, data[offset:], (1, 1)))
+    yield batch
+
+
 def _open_list(text: _JsonTextWindow, rules: ReadRules) -> str:
     """Read past the opening bracket of the list and return its key, "" without one."""
     first = text.peek()
