@@ -1,5 +1,6 @@
 """Import of existing token files as stores."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -52,6 +53,91 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
     assert str(tmp_path) not in (tmp_path / "s/dataset_metadata.json").read_text()
     names = {path.name for path in (tmp_path / "s").iterdir()}
     assert names == {"dataset_metadata.json", "report.json", "tokenizer_state.json", "train"}
+
+
+def write_llmc_file(path, documents, version, count=None):
+    magic, dtype = {1: (20240520, "<u2"), 7: (20240801, "<u4")}.get(version, (20240520, "<u2"))
+    ids = np.concatenate(documents)
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
+    return path
+
+
+@pytest.mark.parametrize("version", [1, 7])
+def test_a_file_of_llm_c_has_its_dtype_and_documents_that_begin_with_the_end_token(tmp_path, version):
+    """Every vocabulary size: the header would be ids of a large one."""
+    size = {1: 50_257, 7: 128_256}[version]
+    documents = [[256, *f"number {n}".encode()] for n in range(50)]
+    path = write_llmc_file(tmp_path / "train.bin", documents, version)
+    result = import_tokens(path, out=tmp_path / "s", vocab_size=size, eod=256, how="copy")
+    assert read_documents(tmp_path / "s") == documents
+    assert "train.bin has the header of llm.c: its documents begin with the end token." in result.notes
+    with pytest.raises(InputError, match="its ids begin after a header. Give --copy"):
+        import_tokens(path, out=tmp_path / "t", vocab_size=size, eod=256)
+    with pytest.raises(InputError, match="--dtype is int64, and .* declares"):
+        import_tokens(path, out=tmp_path / "t", vocab_size=size, eod=256, how="copy", dtype="int64")
+
+
+@pytest.mark.parametrize(
+    ("version", "count", "sentence"),
+    [(1, 10, "instead of 1,044: it is damaged"), (3, None, "has version 3 of llm.c's header; known are 1")],
+)
+def test_damaged_files_of_llm_c(tmp_path, version, count, sentence):
+    path = write_llmc_file(tmp_path / "a.bin", [[256, 1, 2]], version, count)
+    with pytest.raises(InputError, match=sentence):
+        import_tokens(path, out=tmp_path / "s", vocab_size=300, eod=256, how="copy")
+
+
+# Two documents have no end token, and one holds it inside.
+CUT_DOCUMENTS = [[1, 2, 9], [3, 4], [5, 9, 6, 9], [7], [8, 9]]
+
+
+def write_datatrove_index(path):
+    np.cumsum([len(ids) for ids in CUT_DOCUMENTS]).astype("<u8").tofile(f"{path}.index")
+
+
+def write_dolma_table(path):
+    ends = np.cumsum([len(ids) for ids in CUT_DOCUMENTS]).tolist()
+    rows = [f"{a},{b},id-{b},part.gz,{b}" for a, b in zip([0, *ends], ends, strict=False)]
+    path.with_suffix(".csv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "write_index"), [("part.ds", write_datatrove_index), ("part-0.npy", write_dolma_table)]
+)
+def test_the_documents_are_those_of_the_list_beside_the_ids(tmp_path, name, write_index):
+    path = write_flat_file(tmp_path / name, CUT_DOCUMENTS)
+    write_index(path)
+    result = import_tokens(path, out=tmp_path / "s", vocab_size=10, eod=9, dtype="uint16")
+    assert read_documents(tmp_path / "s") == CUT_DOCUMENTS
+    assert f"says where the 5 documents of {name} end; 2 do not end with 9, and 1 hold it inside." in result.notes[0]
+    with pytest.raises(InputError, match="says where documents end; leave --document-tokens out"):
+        import_tokens(path, out=tmp_path / "t", vocab_size=10, document_tokens=2, dtype="uint16")
+    with pytest.raises(InputError, match="lists documents up to token 12, and .* has 6: give the --dtype"):
+        import_tokens(path, out=tmp_path / "t", vocab_size=10, eod=9, dtype="uint32")
+
+
+def test_lists_of_documents_that_cannot_be_followed(tmp_path):
+    path = write_flat_file(tmp_path / "part.ds", CUT_DOCUMENTS)
+    write_datatrove_index(path)
+    (tmp_path / "part.ds.loss").write_bytes(bytes(12))
+    with pytest.raises(InputError, match="part.ds.loss says which tokens are trained, and is not read"):
+        import_tokens(path, out=tmp_path / "s", vocab_size=10, eod=9, dtype="uint16")
+    other = write_flat_file(tmp_path / "b.npy", CUT_DOCUMENTS)
+    for text, sentence in (("0,3\n4,12\n", "do not follow each other"), ("a,b\n", "does not list the start")):
+        (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
+        with pytest.raises(InputError, match=sentence):
+            import_tokens(other, out=tmp_path / "s", vocab_size=10, eod=9, dtype="uint16")
+
+
+def test_a_memory_map_named_npy_is_a_flat_file(tmp_path):
+    """As dolma and OLMo write it."""
+    path = write_flat_file(tmp_path / "ids.npy", DOCUMENTS)
+    import_tokens(path, out=tmp_path / "s", tokenizer="bytes", dtype="uint16")
+    assert read_documents(tmp_path / "s") == DOCUMENTS
+    with pytest.raises(InputError, match="does not declare the dtype of its ids: give --dtype"):
+        import_tokens(path, out=tmp_path / "t", tokenizer="bytes")
 
 
 def test_the_same_command_again(tmp_path, prefix):

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, InputMissingError, StoreError
@@ -28,6 +30,10 @@ from batchloom.store.write import write_chunks
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _CHUNK_SIZE = 1 << 22
 _NPY_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+# Magic numbers of llm.c's files for GPT-2 and for Llama 3, and the dtype by version.
+_LLMC_MAGICS = (20240520, 20240801)
+_LLMC_DTYPES = {1: "uint16", 7: "uint32"}
+_LLMC_HEADER_BYTES = 1024
 _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (documents of N tokens)"
 
 
@@ -59,6 +65,7 @@ class TokenFile:
     header: int  # bytes before the first token
     mask: LossMask | None  # mask of the trained tokens; None if all are trained
     weights: LossWeights | None = None  # loss weights; None if all are 0 and 1
+    note: str = ""  # what the file or one beside it says of its documents
 
     @property
     def flags(self) -> LossMask | LossWeights | None:
@@ -93,7 +100,7 @@ def _find_input(path: Path, label: str) -> TokenInput:
         tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"
         label = label[: len(label) - len(path.name) + len(stem.name)]
     else:
-        tokens, kind = path, "npy" if path.suffix == ".npy" else "flat"
+        tokens, kind = path, "flat"
     try:
         status = tokens.stat()
     except OSError as error:
@@ -103,6 +110,9 @@ def _find_input(path: Path, label: str) -> TokenInput:
         raise InputError(f"{tokens} is neither a file nor a folder; write its data into a file first.")
     if not status.st_size:
         raise InputMissingError(f"{tokens} is empty: it has 0 bytes; name a file that is not empty.")
+    # dolma and OLMo call a memory map without a header .npy, too.
+    if kind == "flat" and tokens.suffix == ".npy" and _read_start(tokens, len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+        kind = "npy"
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
@@ -113,22 +123,29 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
     """
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
+    path, note = token_input.path, ""
+    llmc_header = _read_llmc_header(path) if token_input.kind == "flat" else None
     if token_input.kind == "npy":
-        tokens, header = _map_array(token_input.path)
-        _check_dtype(token_input.path, cutting.dtype, tokens.dtype)
+        tokens, header = _map_array(path)
+        _check_dtype(path, cutting.dtype, tokens.dtype)
+    elif llmc_header is not None:
+        tokens, header = _map_llmc(path, llmc_header, cutting.dtype), _LLMC_HEADER_BYTES
+        note = f"{path.name} has the header of llm.c: its documents begin with the end token."
     else:
-        cutting = _apply_sidecar(token_input.path, cutting)
-        tokens, header = _map_flat(token_input.path, cutting.dtype), 0
+        cutting = _apply_sidecar(path, cutting)
+        tokens, header = _map_flat(path, cutting.dtype), 0
     rows = tokens.shape[1] if tokens.ndim == 2 else None
-    if rows is not None and (cutting.eod, cutting.document_tokens) == (None, None):
-        lengths: Iterator[NDArray[np.uint32]] = _iter_even_lengths(tokens.size, rows)
+    tokens = tokens.reshape(-1)
+    if (bounds := _read_bounds(path, tokens, cutting)) is not None:
+        lengths, note = bounds
+    elif rows is not None and (cutting.eod, cutting.document_tokens) == (None, None):
+        lengths = _iter_even_lengths(tokens.size, rows)
     else:
-        lengths = _iter_document_lengths(token_input.path, tokens.reshape(-1), cutting)
+        lengths = _iter_document_lengths(path, tokens, cutting, at_start=llmc_header is not None)
     write_chunks(scratch, (chunk.astype("<u4").tobytes() for chunk in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
-    tokens = tokens.reshape(-1)
-    sidecars = _map_file_with_headers(token_input.path, tokens.size)
-    return TokenFile(token_input, tokens, sizes, None, header, *sidecars)
+    sidecars = _map_file_with_headers(path, tokens.size)
+    return TokenFile(token_input, tokens, sizes, None, header, *sidecars, note)
 
 
 def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenFile:
@@ -188,6 +205,85 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
     return np.frombuffer(view, token_dtype)
 
 
+def _read_start(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _read_llmc_header(path: Path) -> tuple[int, int] | None:
+    """Return version and number of tokens of a header of llm.c; None without one."""
+    start = _read_start(path, _LLMC_HEADER_BYTES)
+    if len(start) < _LLMC_HEADER_BYTES:
+        return None
+    magic, version, count = np.frombuffer(start, "<i4", 3).tolist()
+    return (version, count) if magic in _LLMC_MAGICS else None
+
+
+def _map_llmc(path: Path, header: tuple[int, int], declared_dtype: str | None) -> NDArray[Any]:
+    """Map the ids behind the header of llm.c (``dev/data/data_common.py``) and modded-nanogpt."""
+    version, count = header
+    if version not in _LLMC_DTYPES:
+        raise InputError(f"{path} has version {version} of llm.c's header; known are 1 (uint16) and 7 (uint32).")
+    dtype = np.dtype(_LLMC_DTYPES[version])
+    _check_dtype(path, declared_dtype, dtype)
+    view, size = map_file(path), _LLMC_HEADER_BYTES + count * dtype.itemsize
+    if len(view) != size:
+        raise InputError(f"{path} has {len(view):,} bytes instead of {size:,}: it is damaged.")
+    return np.frombuffer(view, dtype.newbyteorder("<"), offset=_LLMC_HEADER_BYTES)
+
+
+def _read_bounds(
+    path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries
+) -> tuple[Iterator[NDArray[np.uint32]], str] | None:
+    """Return the document lengths that a file beside the ids lists, and a note.
+
+    Read are the index of datatrove (``NAME.index``: where each document ends, uint64) and the table of dolma and
+    OLMo-core (``NAME.csv.gz``: start and end of each document in its first columns).
+    """
+    datatrove, dolma = path.with_name(f"{path.name}.index"), path.with_suffix(".csv.gz")
+    index = next((one for one in (datatrove, dolma) if one.is_file()), None)
+    if index is None:
+        return None
+    if cutting.document_tokens is not None:
+        raise InputError(f"{index} says where documents end; leave --document-tokens out, or move it elsewhere.")
+    if (masked := path.with_name(f"{path.name}.loss")).is_file():
+        raise InputError(f"{masked} says which tokens are trained, and is not read; move it elsewhere to train all.")
+    ends = _read_datatrove_ends(index) if index == datatrove else _read_dolma_ends(index)
+    lengths = np.diff(ends, prepend=0)
+    if not len(ends) or (lengths < 0).any() or int(ends[-1]) != tokens.size:
+        last = int(ends[-1]) if len(ends) else 0
+        raise InputError(
+            f"{index} lists documents up to token {last:,}, and {path.name} has {tokens.size:,}: give the --dtype of "
+            "its ids, or fetch both files again."
+        )
+    note = f"{index.name} says where the {len(ends):,} documents of {path.name} end"
+    if (eod := cutting.end_id if cutting.eod is None else cutting.eod) is not None:
+        inside = int(np.count_nonzero(tokens == eod))
+        missing = int(np.count_nonzero(tokens[ends[lengths > 0] - 1] != eod))
+        note += f"; {missing:,} do not end with {eod}, and {inside - (len(ends) - missing):,} hold it inside"
+    return iter([_check_lengths(lengths, path)]), f"{note}."
+
+
+def _read_datatrove_ends(index: Path) -> NDArray[np.int64]:
+    view = map_file(index)
+    if len(view) % 8:
+        raise InputError(f"{index} has {len(view):,} bytes, which is no multiple of 8: it is damaged.")
+    return np.frombuffer(view, "<u8").astype(np.int64)
+
+
+def _read_dolma_ends(index: Path) -> NDArray[np.int64]:
+    """Return the ends of contiguous documents."""
+    options = csv.ReadOptions(autogenerate_column_names=True)
+    try:
+        table = csv.read_csv(index, read_options=options)
+        starts, ends = (np.asarray(table.column(number), np.int64) for number in (0, 1))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise InputError(f"{index} does not list the start and the end of each document: {error!s:.100}.") from error
+    if (starts[1:] != ends[:-1]).any() or (len(starts) and starts[0]):
+        raise InputError(f"{index} lists documents that do not follow each other; fetch both files again.")
+    return ends
+
+
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     """Map a ``.npy`` file of one or two dimensions; return it and its header size."""
     try:
@@ -225,22 +321,27 @@ def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundarie
 
 
 def _iter_document_lengths(
-    path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries
+    path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries, *, at_start: bool = False
 ) -> Iterator[NDArray[np.uint32]]:
-    """Yield the document lengths of a flat file in chunks."""
+    """Yield the document lengths of a flat file in chunks.
+
+    With ``at_start`` the id that ends documents is the first one of each instead.
+    """
     if cutting.document_tokens is not None:
         yield from _iter_even_lengths(tokens.size, cutting.document_tokens)
         return
     eod = cutting.end_id if cutting.eod is None else cutting.eod
     if eod is None:
         raise InputError(f"{path} does not define where documents end: {_HINT}.")
-    last = -1
+    last, has_any = -1, False
     for start in range(0, tokens.size, _CHUNK_SIZE):
-        ends = start + np.flatnonzero(tokens[start : start + _CHUNK_SIZE] == eod)
+        ends = start + np.flatnonzero(tokens[start : start + _CHUNK_SIZE] == eod) - at_start
+        has_any |= bool(ends.size)
+        ends = ends[ends > last]
         if ends.size:
             yield _check_lengths(np.diff(ends, prepend=last), path)
             last = int(ends[-1])
-    if last < 0:
+    if not has_any:
         raise InputError(f"{path} does not contain id {eod}, which should end documents: {_HINT}.")
     if last + 1 < tokens.size:
         yield _check_lengths(np.array([tokens.size - 1 - last]), path)

@@ -456,6 +456,8 @@ class _ImportRun:
         for number, token_input in enumerate(self._token_inputs):
             file = open_token_file(token_input, cutting, work.path / f"lengths.{number}")
             self._check.check_dtype(file)
+            if file.note:
+                self._note(file.note)
             files.append(ImportedFile(file, "val" if number >= self._first_val else "train"))
         self._total = sum(imported_file.file.tokens.nbytes for imported_file in files)
         make_shards = self._copy if spec.how == "copy" else self._link
