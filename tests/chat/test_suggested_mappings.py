@@ -81,6 +81,12 @@ CONVERSATIONS = [
         "prompt=Query,response=reply,context=Context,system=System",
     ),
     ({"body": "<good>", "id": "7", "lang": "en"}, "text=body"),
+    ({"year": 2020, "venue": "v", "doc": {"text": "<good>"}}, "text=doc.text"),
+    ({"barcode_src": "7", "text_by_page_src": ["<good>", "<good>"]}, "text=text_by_page_src[]"),
+    (
+        {"id": 1, "pages": [{"number": 1, "content": "<good>"}, {"number": 2, "content": "<good>"}]},
+        "text=pages[].content",
+    ),
     (
         {
             "instructions": "<system>",
@@ -205,3 +211,20 @@ def test_an_identifier_column_is_not_suggested_as_text(tmp_path):
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
     assert caught.value.suggestion is None
+
+
+@pytest.mark.parametrize("record", [{"year": 2020, "venue": "Oslo"}, {"barcode_src": "7", "words": 5}])
+def test_the_only_column_of_strings_is_no_text_by_that(tmp_path, record):
+    write_jsonl(tmp_path / "in.jsonl", [record] * 5)
+    with pytest.raises(SchemaError) as caught:
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
+    assert caught.value.suggestion is None
+
+
+@pytest.mark.parametrize("settings", [{"text_field": "doc.text"}, {"mapping": {"text": "doc.text"}}])
+def test_a_text_field_is_a_path_unless_a_column_has_its_name(tmp_path, settings):
+    rows = [{"doc": {"text": "nested"}}] * 3
+    write_jsonl(tmp_path / "in.jsonl", [*rows, {"doc.text": "named", "doc": {"text": "nested"}}])
+    settings |= {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
+    store = batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings).path)
+    assert [decode(store[n].ids) for n in range(len(store))] == ["nested"] * 3 + ["named"]

@@ -220,7 +220,7 @@ def _read_llmc_header(path: Path) -> tuple[int, int] | None:
 
 
 def _map_llmc(path: Path, header: tuple[int, int], declared_dtype: str | None) -> NDArray[Any]:
-    """Map the ids behind the header of llm.c (``dev/data/data_common.py``) and modded-nanogpt."""
+    """Map the ids behind a header of llm.c (``dev/data/data_common.py``)."""
     version, count = header
     if version not in _LLMC_DTYPES:
         raise InputError(f"{path} has version {version} of llm.c's header; known are 1 (uint16) and 7 (uint32).")

@@ -15,6 +15,7 @@ from .schemas import (
     find_mapping_problems as find_mapping_problems,
     format_columns as format_columns,
     get_column_value as get_column_value,
+    is_column_path as is_column_path,
     is_non_empty as is_non_empty,
     match_mapping_columns as match_mapping_columns,
 )

@@ -78,6 +78,8 @@ _ROLE_WORDS = {
     },
     "text": {"text", "body", "document", "content", "story", "passage", "raw", "code"},
 }
+_TEXT_NAMES = ("text", "content")
+_MAX_PATHS = 5
 # Word pairs for the better and the worse answer, in two column names that are otherwise equal.
 _PREFERENCE_WORDS = (
     *(("chosen", "rejected"), ("accepted", "rejected"), ("preferred", "rejected")),
@@ -573,6 +575,8 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns), suggestion)
+    if paths := list_text_paths(columns):
+        parts.append(f"text may be in {format_list(paths, _MAX_PATHS)} (--map text={paths[0]})")
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns))
 
@@ -637,10 +641,24 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
     if prompt and response:
         optional_roles = _find_optional_roles("instruction", columns, {prompt, response})
         return {"prompt": prompt, "response": response, **optional_roles}
-    text = _find_closest_column("text", ("text", "content"), texts) or (
-        texts[0] if len(texts) == 1 and prompt is None and response is None else None
-    )
+    text = _find_closest_column("text", _TEXT_NAMES, texts)
+    if text is None and len(paths := list_text_paths(columns)) == 1:
+        (text,) = paths
     return {"text": text} if text else {}
+
+
+def list_text_paths(columns: Mapping[str, Any]) -> list[str]:
+    """Return the paths of texts in objects and lists, by their names."""
+    paths = []
+    for name, value in columns.items():
+        element, step = (value[0], "[]") if isinstance(value, list) and value else (value, "")
+        if isinstance(element, str) and step and _find_closest_column("text", _TEXT_NAMES, [name]):
+            paths.append(f"{name}[]")
+        elif isinstance(element, Mapping) and not _is_messages(value):
+            keys = [key for key, inner in element.items() if isinstance(inner, str)]
+            if key := _find_closest_column("text", _TEXT_NAMES, keys):
+                paths.append(f"{name}{step}.{key}")
+    return paths
 
 
 def _guess_responses_mapping(columns: Mapping[str, Any]) -> dict[str, str]:

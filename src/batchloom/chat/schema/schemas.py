@@ -21,8 +21,10 @@ from batchloom.core.wording import describe_json_type, format_list
 Row = Mapping[str, Any]
 ColumnLookup = Callable[[Row], Any]
 
-_PATH_PATTERN = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\])+")
-_STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
+_PATH_PATTERN = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\]|\[\])+")
+_STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d*)\]")
+# Between the texts of a list.
+_TEXT_SEPARATOR = "\n"
 _MAX_LISTED_COLUMNS = 12
 _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
@@ -511,22 +513,42 @@ def _find_key(keys: Iterable[str], known_keys: Sequence[str]) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_path(column: str) -> tuple[str | int, ...]:
-    """Return the steps of a path such as ``answers.text[0]``; () for a plain name."""
+def _parse_path(column: str) -> tuple[str | int | None, ...]:
+    """Return the steps of a path such as ``answers.text[0]``; () for a plain name.
+
+    The step ``[]``, which is None, takes all elements of a list.
+    """
     if not _PATH_PATTERN.fullmatch(column):
         return ()
-    return tuple(int(index) if index else name for name, index in _STEP_PATTERN.findall(column))
+    return tuple(name or (int(index) if index else None) for name, index in _STEP_PATTERN.findall(column))
+
+
+def is_column_path(column: str) -> bool:
+    """Return whether a column is a path, unless it is the exact name of one."""
+    return bool(_parse_path(column))
 
 
 def get_column_value(row: Row, column: str) -> Any:
-    """Return the value of a column or path, or None; an exact name beats a path."""
+    """Return the value of a column or path, or None; an exact name beats a path.
+
+    A path through all elements of a list gives their texts as lines.
+    """
     if column in row or not (steps := _parse_path(column)):
         return row.get(column)
-    value: Any = row
-    for step in steps:
+    return _follow_path(row, steps)
+
+
+def _follow_path(value: Any, steps: Sequence[str | int | None]) -> Any:
+    for number, step in enumerate(steps):
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, Mapping) else None
-        elif isinstance(value, list | tuple) and -len(value) <= step < len(value):
+        elif not isinstance(value, list | tuple):
+            return None
+        elif step is None:
+            found = [_follow_path(item, steps[number + 1 :]) for item in value]
+            texts = [text for text in found if isinstance(text, str)]
+            return _TEXT_SEPARATOR.join(texts) if len(texts) == len(found) else None
+        elif -len(value) <= step < len(value):
             value = value[step]
         else:
             return None

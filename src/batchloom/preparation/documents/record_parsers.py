@@ -24,6 +24,7 @@ from batchloom.chat.schema import (
     RecordShape,
     Schema,
     get_column_value,
+    is_column_path,
     is_non_empty,
     list_template_arguments,
     parse_messages,
@@ -172,7 +173,7 @@ class RecordParsers:
         field, mapping = self._recipe.columns(source.input)
         is_tar = source.kind == "webdataset"
         inspector = self._make_media_checker(source, own_folder=is_tar)
-        if field is not None and inspector is None:
+        if field is not None and inspector is None and not is_column_path(field):
             rules = replace(self.rules, text_field=field)
             columns = {"text": (field,)}
             return RecordParser(rules, detected=f"{field} -> plain text", columns=columns)

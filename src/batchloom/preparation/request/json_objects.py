@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchloom.chat import detect_schema
+from batchloom.chat.schema import get_column_value
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import BatchloomError, InputError, SettingsError
 from batchloom.core.wording import format_count
@@ -62,7 +63,7 @@ def _read_object(source: Source) -> dict[str, Any] | None:
 def _is_record(row: Mapping[str, Any], recipe: Recipe, input_number: int) -> bool:
     text_field, mapping = recipe.columns(input_number)
     if text_field is not None:
-        return text_field in row
+        return get_column_value(row, text_field) is not None
     ignore = (*recipe.reading.ignore, *recipe.source(input_number).ignore)
     try:
         detect_schema(
