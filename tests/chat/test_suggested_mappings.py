@@ -223,8 +223,9 @@ def test_the_only_column_of_strings_is_no_text_by_that(tmp_path, record):
 
 @pytest.mark.parametrize("settings", [{"text_field": "doc.text"}, {"mapping": {"text": "doc.text"}}])
 def test_a_text_field_is_a_path_unless_a_column_has_its_name(tmp_path, settings):
-    rows = [{"doc": {"text": "nested"}}] * 3
-    write_jsonl(tmp_path / "in.jsonl", [*rows, {"doc.text": "named", "doc": {"text": "nested"}}])
-    settings |= {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
-    store = batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings).path)
-    assert [decode(store[n].ids) for n in range(len(store))] == ["nested"] * 3 + ["named"]
+    (tmp_path / "in").mkdir()
+    write_jsonl(tmp_path / "in" / "a.jsonl", [{"doc": {"text": "nested"}}])
+    write_jsonl(tmp_path / "in" / "b.jsonl", [{"doc.text": "named", "doc": {"text": "nested"}}])
+    settings = {**settings, "tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
+    store = batchloom.open_store(batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **settings).path)
+    assert [decode(store[n].ids) for n in range(len(store))] == ["nested", "named"]

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pyarrow import csv
 
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, InputMissingError, StoreError
@@ -273,6 +271,9 @@ def _read_datatrove_ends(index: Path) -> NDArray[np.int64]:
 
 def _read_dolma_ends(index: Path) -> NDArray[np.int64]:
     """Return the ends of contiguous documents."""
+    import pyarrow as pa  # noqa: PLC0415 - heavy, and few files have such a list
+    from pyarrow import csv  # noqa: PLC0415
+
     options = csv.ReadOptions(autogenerate_column_names=True)
     try:
         table = csv.read_csv(index, read_options=options)

@@ -104,7 +104,7 @@ class _CsvLineReader:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self._note_fault(data, error.start, describe_invalid_utf8(data[error.start]))
+            self._note_fault(data, error.start, describe_invalid_utf8(data, error.start))
             return data.decode("utf-8", "replace")
         if "\x00" in text:
             self._note_fault(data, data.index(b"\0"), _NUL_REMEDY)

@@ -200,6 +200,9 @@ class _JsonlReader:
         batch = Records(records_read=len(starts))
         for record, (start, end) in enumerate(zip(starts, ends, strict=True), self._record):
             line = block.data[start:end]
+            # Files that were concatenated may each begin with a mark.
+            if line.startswith(BOM):
+                start, line = start + len(BOM), line[len(BOM) :]  # noqa: PLW2901 - as above
             if line and not line.isspace():
                 offset = block.offset + start
                 batch.add(record, offset, self.rows.decode_record(record, offset, line))

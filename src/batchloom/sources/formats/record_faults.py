@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from typing import Any
 
 import orjson
@@ -13,6 +14,13 @@ from batchloom.core.wording import describe_json_type, escape_unprintable, forma
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
+_GUESSED_BYTES, _MAX_GUESSES = 200, 3
+# Those in which texts are commonly found.
+_ENCODINGS = [
+    *("cp1252", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
+    *("cp1255", "cp1256", "mac_roman"),
+]
+_WORD = re.compile(r"\w+")
 # A document at an offset up to this is the first of a file.
 _MARK_BYTES = 3
 # Byte order marks, longer ones first, as one is a prefix of another.
@@ -67,12 +75,31 @@ def excerpt_around(data: bytes, at: int) -> str:
     return ("..." if start else "") + escape_unprintable(excerpt)
 
 
-def describe_invalid_utf8(value: int) -> str:
-    """Explain why text with this byte cannot be read."""
+def describe_invalid_utf8(data: bytes, at: int) -> str:
+    """Explain why text with byte ``at`` cannot be read, and what other encodings make of it."""
+    readings = [f"{name} reads {word}" for name, word in _guess_encodings(data, at)]
+    guess = f" ({', '.join(readings)})" if readings else ""
     return (
-        f"byte 0x{value:02x} is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 "
-        "(or from its actual encoding)"
+        f"byte 0x{data[at]:02x} is not valid UTF-8; convert the file from its encoding{guess} with: iconv -f ENCODING "
+        "-t UTF-8"
     )
+
+
+def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
+    """Return the likeliest encodings of a text, each with the word that it gives at byte ``at``.
+
+    A short text fits several: only its reader knows which is right.
+    """
+    from charset_normalizer import from_bytes  # noqa: PLC0415 - most inputs are UTF-8
+
+    # Most encodings have the same characters below 128, and none of these inside a longer one but letters.
+    start = max(data.rfind(separator, 0, max(0, at - _GUESSED_BYTES)) for separator in (b" ", b'"', b"\n")) + 1
+    words: dict[str, str] = {}
+    for match in from_bytes(data[start : at + _GUESSED_BYTES], cp_isolation=_ENCODINGS):
+        found = [word for word in _WORD.findall(str(match)) if not word.isascii()]
+        if found and found[0] not in words.values():
+            words[match.encoding] = found[0]
+    return list(words.items())[:_MAX_GUESSES]
 
 
 def make_too_large_record(record: int, offset: int, start: bytes, max_bytes: int, line: int | None = None) -> BadRecord:
@@ -87,7 +114,7 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
     first = record == 0 and offset <= _MARK_BYTES
     reason = describe_wide_encoding(data) if first else None
     if reason is None and data[at]:
-        reason = describe_invalid_utf8(data[at]).replace(" is not", f" at offset {offset + at} is not", 1)
+        reason = describe_invalid_utf8(data, at).replace(" is not", f" at offset {offset + at} is not", 1)
     elif reason is None:
         reason = (
             f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: iconv -f UTF-16 -t "
@@ -133,7 +160,7 @@ def diagnose_json(line: bytes, text_field: str | None, late_field: str | None = 
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        return len(line[: error.start].decode()), describe_invalid_utf8(line[error.start])
+        return len(line[: error.start].decode()), describe_invalid_utf8(line, error.start)
     try:
         value: Any = orjson.loads(text)
     except json.JSONDecodeError as error:
@@ -159,6 +186,10 @@ def diagnose_json(line: bytes, text_field: str | None, late_field: str | None = 
 def _json_remedy(error: json.JSONDecodeError) -> str:
     """Return the remedy for the most common faults, or "" for others."""
     text, at = error.doc, error.pos
+    if text.strip() in ("{", "["):
+        return "; the value goes on in the next line: write one object per line with: jq -c . FILE"
+    if text[at:].strip() == ",":
+        return "; a comma follows the object: remove it with: sed 's/,[[:space:]]*$//' FILE"
     if "depth" in error.msg:
         return "; nested too deeply: flatten it, or write it as JSON text in a string"
     if text.startswith(("NaN", "Infinity", "-Infinity"), at) or text.startswith("Infinity", at - 1):

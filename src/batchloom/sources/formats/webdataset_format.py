@@ -299,7 +299,7 @@ def _add_text(sample: _WebDatasetSample, name: str, ending: str, data: bytes) ->
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        sample.refuse(f"has {name!r}, in which {describe_invalid_utf8(data[error.start])}")
+        sample.refuse(f"has {name!r}, in which {describe_invalid_utf8(data, error.start)}")
         return
     if ending in sample.texts:
         sample.refuse(f"has several {ending} files, the last is {name!r}: keep one text per sample")
