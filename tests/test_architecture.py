@@ -23,7 +23,8 @@ SOURCE = Path(batchloom.__file__).parent
 ALLOWED_IMPORTS = {
     "core": set(),
     "remote": {"core"},
-    "sources": {"core", "remote"},
+    # HTML in web archives becomes text as by the cleaning step.
+    "sources": {"core", "remote", "text"},
     "text": {"core"},
     "chat": {"core"},
     "media": {"core", "remote"},

@@ -48,8 +48,8 @@ class Records:
         offsets: byte offset of each record in the (decompressed) source; for a columnar source,
             of the row group or record batch that holds it.
         bad: records of the same range that cannot be used.
-        records_read: number of records read in this range: good, bad and empty ones, and unsampled ones.
-        unsampled: number of good and bad records that a sample of the input leaves out.
+        records_read: number of records read in this range: good, bad and empty ones, and those left out.
+        left_out: number of records that the source or a sample of the input leaves out, by reason.
         weights: weight of the loss of each text; empty if all are 1.
         untrained: indices of the texts of weight 0, which are not among the values.
     """
@@ -59,7 +59,7 @@ class Records:
     offsets: list[int] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
     records_read: int = 0
-    unsampled: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     weights: list[float] = field(default_factory=list)
     untrained: list[int] = field(default_factory=list)
 

@@ -5,6 +5,7 @@ from .decontamination import (
     make_decontamination_step as make_decontamination_step,
 )
 from .english_words import count_sentences as count_sentences, iter_words as iter_words
+from .html import HtmlSettings as HtmlSettings, make_html_step as make_html_step
 from .language import detect_language as detect_language
 from .normalization import normalize as normalize
 from .quality.c4 import C4 as C4
@@ -22,4 +23,4 @@ from .registry import (
     parse_step_settings as parse_step_settings,
     parse_steps as parse_steps,
 )
-from .steps import CleanStep as CleanStep, DroppedText as DroppedText
+from .steps import CleanFunction as CleanFunction, CleanStep as CleanStep, DroppedText as DroppedText

@@ -68,7 +68,6 @@ from batchloom.text import TextCleaner
 # Drop reason of a document that consists of repeated lines or paragraphs alone.
 REPEATED_REASON = "only repeated lines"
 # Drop reason of a record that a sample of its input leaves out.
-UNSAMPLED_REASON = "not sampled"
 
 
 @final
@@ -367,8 +366,8 @@ class UnitTokenizer:
         for record_batch in self._stopwatch.time_each("read", reader):
             bytes_consumed = reader.consumed
             counts.records += record_batch.records_read
-            if record_batch.unsampled:
-                counts.count_dropped(UNSAMPLED_REASON, record_batch.unsampled)
+            for reason, count in record_batch.left_out.items():
+                counts.count_dropped(reason, count)
             self._report_progress(size=bytes_consumed - consumed, records=record_batch.records_read)
             self._statistics.flow(StepFlow(step="read", bytes_in=bytes_consumed - consumed))
             consumed = bytes_consumed

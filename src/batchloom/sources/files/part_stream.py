@@ -63,7 +63,8 @@ class RecordSample:
             numbers = sorted((*batch.records, *(bad.record for bad in batch.bad)))
             kept = {number for n, number in enumerate(numbers, records_before) if n in chosen}
             records_before += len(numbers)
-            batch.unsampled = len(numbers) - len(kept)
+            if len(kept) < len(numbers):
+                batch.left_out["not sampled"] = len(numbers) - len(kept)
             batch.select([position for position, number in enumerate(batch.records) if number in kept])
             batch.bad = [bad for bad in batch.bad if bad.record in kept]
             yield batch

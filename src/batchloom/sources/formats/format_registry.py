@@ -47,6 +47,7 @@ from batchloom.sources.formats.text_format import (
     read_delimited,
     read_text_file,
 )
+from batchloom.sources.formats.warc_format import WARC_MAGIC, read_warc
 from batchloom.sources.formats.webdataset_format import read_samples
 from batchloom.sources.splits import SplitRequest
 
@@ -99,6 +100,7 @@ READ_METHODS = {
         ReadMethod("csv", "ordered", read_csv, find_cut=find_row_cut, numbers="row"),
         ReadMethod("table", "row groups", None, numbers="row"),
         ReadMethod("samples", "whole", read_samples, numbers="row"),
+        ReadMethod("warc", "whole", read_warc, numbers="row"),
         ReadMethod("file", "whole", read_text_file),
         ReadMethod("cut", "text", read_cut),
         _make_delimited_method("line", lambda _: NEWLINE, "line"),
@@ -176,6 +178,7 @@ FORMATS = {
             magic=(b"ARROW1", b"\xff\xff\xff\xff"),
             sniffed=True,
         ),
+        SourceFormat("warc", "a web archive", parse_suffixes("warc wet"), "warc"),
         # A tar holds samples if its first files do; see ``find_unread_suffixes``.
         SourceFormat("webdataset", "samples of a WebDataset", frozenset(), "samples"),
         SourceFormat("text", "plain text", parse_suffixes("txt text md markdown mdx rst log tex asc adoc org wiki")),
@@ -241,12 +244,27 @@ _FEATHER_1 = b"FEA1"
 SNIFF_BYTES = 8192
 FIRST_LINE_BYTES = 1 << 20
 
+_XML = ".xml"
+_ARC_REMEDY = "convert it to WARC first, for example with arc2warc of warctools"
+_INDEX_REMEDY = "it holds no pages: name the .warc or .wet files"
+# Beginnings of dumps whose texts need a tool of their own, with their names and remedies.
+_REFUSED_DUMPS = (
+    (
+        rb"(?:<\?xml[^>]*>\s*)?<mediawiki[\s>]",
+        "dump of MediaWiki",
+        "extract its texts first, for example with wikiextractor --json, and name its output",
+    ),
+    (rb"filedesc://", "ARC archive", _ARC_REMEDY),
+    (rb"CDX ", "index of a web archive", _INDEX_REMEDY),
+)
 _FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
 _TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
 _UNREADABLE_REMEDIES = {
     **dict.fromkeys(parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
     **dict.fromkeys(parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
     **dict.fromkeys(parse_suffixes("7z rar"), "unpack it first, then name the folder"),
+    **dict.fromkeys(parse_suffixes("cdx cdxj wat"), _INDEX_REMEDY),
+    ".arc": _ARC_REMEDY,
     ".br": "compress it with gzip or zstd instead",
 }
 _COMPRESSED_TABLE_REMEDY = "decompress it first: tables need random access, and are compressed internally"
@@ -347,12 +365,14 @@ def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str 
     kind = KIND_BY_SUFFIX.get(suffix, kind_by_name)
     if kind in COLUMNAR_KINDS and packed:
         return FileDetection(None, compression, suffix + packed, _COMPRESSED_TABLE_REMEDY)
-    return FileDetection(kind, compression) if kind else None
+    return FileDetection(kind, compression, suffix if suffix == _XML else "") if kind else None
 
 
 def needs_content(name_detection: FileDetection | None) -> bool:
     """Return whether the content of a file decides its kind regardless of the name."""
-    return name_detection is None or (name_detection.kind is not None and FORMATS[name_detection.kind].sniffed)
+    if name_detection is None or name_detection.kind is None:
+        return name_detection is None
+    return FORMATS[name_detection.kind].sniffed or name_detection.label == _XML
 
 
 def detect_kind_by_content(
@@ -366,6 +386,10 @@ def detect_kind_by_content(
         table = _detect_columnar(start, compression) or name_detection
         if table is not None:
             return table
+    if name_detection is None or name_detection.label == _XML:
+        archive = _detect_archive(start, compression) or name_detection
+        if archive is not None:
+            return archive
     if name_detection is not None:
         return _detect_json(start, compression, lines=name_detection.kind == "jsonl")
     text = _decode_text(start)
@@ -377,6 +401,15 @@ def detect_kind_by_content(
     if starts_with_list(start) and text[1:].lstrip().startswith("{"):
         return _detect_json(start, compression)
     return FileDetection("text", compression)
+
+
+def _detect_archive(start: bytes, compression: Compression | None) -> FileDetection | None:
+    """Return the kind of a web archive or dump; None for another file."""
+    text = start.removeprefix(BOM).lstrip()
+    if text.startswith(WARC_MAGIC):
+        return FileDetection("warc", compression)
+    found = next((one for one in _REFUSED_DUMPS if re.match(one[0], text)), None)
+    return FileDetection(None, compression, found[1], found[2]) if found else None
 
 
 def _detect_json(start: bytes, compression: Compression | None, *, lines: bool = False) -> FileDetection:

@@ -76,7 +76,7 @@ def excerpt_around(data: bytes, at: int) -> str:
 
 
 def describe_invalid_utf8(data: bytes, at: int) -> str:
-    """Explain why text with byte ``at`` cannot be read, and what other encodings make of it."""
+    """Explain a byte that is no UTF-8, and what other encodings make of it."""
     readings = [f"{name} reads {word}" for name, word in _guess_encodings(data, at)]
     guess = f" ({', '.join(readings)})" if readings else ""
     return (
@@ -86,7 +86,7 @@ def describe_invalid_utf8(data: bytes, at: int) -> str:
 
 
 def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
-    """Return the likeliest encodings of a text, each with the word that it gives at byte ``at``.
+    """Return the likeliest encodings, each with the word that it gives at a byte.
 
     A short text fits several: only its reader knows which is right.
     """

@@ -1,0 +1,154 @@
+"""Web archives: WARC and WET files, and dumps that are refused by their beginning."""
+
+import bz2
+import gzip
+import io
+import random
+
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+from batchloom import InputError
+from batchloom.sources import ReadLimits, list_sources
+from preparation.stores import prepare_store, read_texts
+from sources.source_reading import read_inputs
+
+PAGE = "<html><head><title>t</title></head><body><p>Caf\u00e9 %s</p></body></html>"
+
+
+def make_record(kind, body, end=b"\r\n", length=None, number=0):
+    lines = [
+        *(b"WARC/1.0", b"WARC-Type: " + kind.encode(), b"WARC-Date: 2020-01-01T00:00:00Z"),
+        *(f"WARC-Target-URI: http://host/{number}".encode(), b"WARC-Record-ID: <urn:uuid:%d>" % number),
+        b"Content-Type: application/http; msgtype=response" if kind == "response" else b"Content-Type: text/plain",
+        b"Content-Length: %d" % (len(body) if length is None else length),
+    ]
+    return end.join([*lines, b"", b""]) + body + end + end
+
+
+def make_response(body, content_type="text/html; charset=iso-8859-1", headers=""):
+    return f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\n{headers}\r\n".encode() + body
+
+
+def chunk(body):
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+RESPONSES = [
+    (make_response((PAGE % 0).encode("latin-1")), "Caf\u00e9 0"),
+    (
+        make_response(
+            chunk(gzip.compress((PAGE % 1).encode())),
+            "text/html; charset=utf-8",
+            "Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n",
+        ),
+        "Caf\u00e9 1",
+    ),
+    (make_response((PAGE % 2).encode("utf-16-le"), "text/html; charset=utf-16le"), "Caf\u00e9 2"),
+    (make_response("\u65e5\u672c\u8a9e\u306e\u6587\u66f8\u3067\u3059".encode("shift_jis"), "text/plain; charset=shift_jis"), "\u65e5\u672c\u8a9e\u306e\u6587\u66f8\u3067\u3059"),
+    (make_response(b"<html><meta charset=windows-1251><p>" + "\u041f\u0440\u0438\u0432\u0435\u0442".encode("cp1251"), "text/html"), "\u041f\u0440\u0438\u0432\u0435\u0442"),
+]  # fmt: skip
+ARCHIVE = b"".join(
+    [
+        make_record("warcinfo", b"software: x\r\n"),
+        *(
+            make_record(kind, body, number=number)
+            for number, (response, _) in enumerate(RESPONSES)
+            for kind, body in (("request", b"GET / HTTP/1.1\r\n\r\n"), ("response", response), ("metadata", b"a: b"))
+        ),
+        make_record("revisit", b"HTTP/1.1 304 Not Modified\r\n\r\n"),
+        make_record("response", make_response(b"\x89PNG", "image/png")),
+    ]
+)
+WET = [f"Page {n}: a text with caf\u00e9.\n" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.warc", bytes), ("a.warc.gz", gzip.compress), ("a.warc.bz2", bz2.compress), ("data", bytes)],
+)
+def test_responses_are_documents_and_other_records_are_counted(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack(ARCHIVE))
+    result = prepare_store(tmp_path / name, tmp_path / "out", dedup="none", val_fraction=0)
+    assert read_texts(result.path) == [text for _, text in RESPONSES]
+    dropped = {f"{kind} records of web archives": count for kind, count in (("request", 5), ("metadata", 5))}
+    dropped |= {f"{kind} records of web archives": 1 for kind in ("warcinfo", "revisit")}
+    assert result.counts.dropped == {**dropped, "responses without text": 1}
+    [first, *_] = read_inputs(tmp_path / name).values
+    assert first == {"text": "Caf\u00e9 0", "url": "http://host/0", "date": "2020-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 97])
+def test_conversions_are_those_of_fastwarc(tmp_path, monkeypatch, end, chunk_bytes):
+    monkeypatch.setattr("batchloom.sources.formats.warc_format._CHUNK_BYTES", chunk_bytes)
+    data = b"".join(make_record("conversion", text.encode(), end, number=n) for n, text in enumerate(WET))
+    (tmp_path / "a.warc.wet").write_bytes(data)
+    result = read_inputs(tmp_path / "a.warc.wet", field="text")
+    assert result.values == WET
+    records = list(ArchiveIterator(io.BytesIO(data), record_types=WarcRecordType.any_type, quirks_mode=True))
+    if end == b"\r\n":
+        assert result.offsets == [record.stream_pos for record in records]
+
+
+@pytest.mark.parametrize("fault", ["long", "short", "no length", "no header"])
+def test_a_broken_record_is_bad_with_its_offset_and_reading_goes_on(tmp_path, fault):
+    records = [make_record("conversion", text.encode(), number=n) for n, text in enumerate(WET)]
+    broken = {
+        "long": make_record("conversion", b"broken", length=60),
+        "short": make_record("conversion", b"broken " * 9, length=4),
+        "no length": make_record("conversion", b"broken").replace(b"Content-Length", b"Length"),
+        "no header": b"some other text\r\n\r\n",
+    }[fault]
+    (tmp_path / "a.wet").write_bytes(b"".join([*records[:7], broken, *records[7:]]))
+    result = read_inputs(tmp_path / "a.wet", field="text")
+    # What stands between two records cannot be told from a wrong length of the first.
+    assert result.values == (WET[:6] + WET[7:] if fault == "no header" else WET)
+    [bad] = result.bad
+    assert bad.startswith(f"a.wet, row {7 if fault == 'no header' else 8}")
+    (tmp_path / "b.wet").write_bytes(b"".join(records)[:-12])
+    cut = read_inputs(tmp_path / "b.wet", field="text")
+    assert cut.values == WET[:-1]
+    assert "the file ends before the" in cut.bad[0]
+
+
+def test_a_response_that_cannot_be_decoded_and_one_that_is_too_large(tmp_path):
+    encoded = make_response(b"no gzip", "text/html", "Content-Encoding: gzip\r\n")
+    large = make_response(b"x" * 3000, "text/plain")
+    data = b"".join(make_record("response", body) for body in (encoded, large, RESPONSES[0][0]))
+    (tmp_path / "a.warc").write_bytes(data)
+    result = read_inputs(tmp_path / "a.warc", field="text", limits=ReadLimits(record_bytes=2000))
+    assert result.values == [RESPONSES[0][1]]
+    assert "the response cannot be decoded" in result.bad[0]
+    assert "record larger than 2000 bytes" in result.bad[1]
+
+
+def test_random_bytes_end_nothing(tmp_path):
+    chooser = random.Random(3)
+    for _ in range(200):
+        data = bytearray(ARCHIVE)
+        for _ in range(chooser.randrange(1, 20)):
+            data[chooser.randrange(len(data))] = chooser.randrange(256)
+        (tmp_path / "a.warc").write_bytes(data)
+        read_inputs(tmp_path / "a.warc", field="text")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "label"),
+    [
+        ("wiki.xml", b'<?xml version="1.0"?>\n<mediawiki xmlns="x"><page/>', "dump of MediaWiki"),
+        ("wiki.xml.bz2", bz2.compress(b"<mediawiki><page/>"), "dump of MediaWiki"),
+        ("a.arc.gz", gzip.compress(b"filedesc://x 0.0.0.0"), ".arc"),
+        ("a", b"filedesc://x 0.0.0.0", "ARC archive"),
+        ("a.cdx", b" CDX N b a m s k r M S V g\n", ".cdx"),
+        ("b.warc.wat.gz", gzip.compress(make_record("metadata", b"{}")), ".wat"),
+    ],
+)
+def test_dumps_of_other_forms_are_refused_with_their_remedy(tmp_path, name, data, label):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=rf"is not supported \({label}\): (?:extract|convert|it holds no pages)"):
+        list_sources([str(tmp_path / name)])
+    (tmp_path / "other.xml").write_text("<root>text</root>")
+    listing = list_sources([str(tmp_path)])
+    assert [source.kind for source in listing.sources] == ["code"]
+    assert f"1 {label}" in listing.notes[0]
