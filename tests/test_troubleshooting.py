@@ -142,7 +142,7 @@ CASES = {
     "... is empty: it has 0 bytes": lambda: (Path("a.txt").touch(), prepare("a.txt")),
     "Invalid JSON on line 5 in ...": lambda: load_jsonl_file(write_broken_lines(1, 4)),
     "JSON file must contain a list of objects": lambda: (
-        Path("a.json").write_text('{\n"a": 1}'), prepare("a.json")),
+        Path("a.json").write_text('{"a": 1} {"a": 2}'), prepare("a.json")),
     "... bad records in the first ..., more than --max-bad 0.1% allows": lambda: prepare(
         write_broken_lines(50, 50)),
     "no schema fits": lambda: (

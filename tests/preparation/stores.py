@@ -20,7 +20,7 @@ from batchloom.store import read_manifest
 INLINE = ExecutionSettings(workers=1)
 SMALL_LIMITS = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
-READ_SETTINGS = ("text_field", "mapping", "split_on", "normalize", "clean", "prompts", "carry")
+READ_SETTINGS = ("text_field", "mapping", "split_on", "normalize", "clean", "prompts", "carry", "allow_skipped")
 CHAT_SETTINGS = ("template", "train_on", "max_tokens", "overlong", "prove")
 
 

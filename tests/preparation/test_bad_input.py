@@ -6,8 +6,10 @@ import json
 import lzma
 import os
 import re
+import shutil
 import time
 import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -219,11 +221,42 @@ def test_skipped_inputs_are_reported_before_the_work(tmp_path):
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
-    result = prepare_store([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
+    inputs = [tmp_path / "in", tmp_path / "in" / "a.txt"]
+    result = prepare_store(inputs, tmp_path / "out", listener=events.append, allow_skipped=True)
     notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes[:2] == tuple(notes)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["notes"][:2] == notes
+
+
+@pytest.mark.parametrize("pack", ["folder", "in.zip", "in.tar.gz"])
+def test_more_than_one_percent_of_unread_data_is_refused(tmp_path, pack):
+    """By files or by bytes; what holds no data does not count."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(199):
+        (folder / f"{number}.txt").write_text(f"text {number} " * 20)
+    for name in ("a.pdf", "picture.png", ".hidden", "x.parquet.gz"):
+        (folder / name).write_bytes(b"\x89PNG\0" if name == "picture.png" else b"short")
+
+    def prepare(**options):
+        source = folder
+        if pack != "folder":
+            source = Path(shutil.make_archive(str(tmp_path / "in"), {"in.zip": "zip"}.get(pack, "gztar"), folder))
+        return prepare_store(source, tmp_path / "out", val_fraction=0, **options)
+
+    assert prepare().counts.documents == 199
+    shutil.rmtree(tmp_path / "out")
+    (folder / "b.docx").write_bytes(b"short")
+    with pytest.raises(InputError, match=r"3 of 202 data files cannot be read\. .*a\.pdf \(\.pdf\): extract its text"):
+        prepare()
+    assert prepare(allow_skipped=True).counts.documents == 199
+    (folder / "b.docx").write_bytes(bytes(1))
+    for name in ("a.pdf", "x.parquet.gz"):
+        (folder / name).unlink()
+    (folder / "b.docx").write_bytes(bytes(5000))
+    with pytest.raises(InputError, match=r"1 of 200 data files cannot be read"):
+        prepare()
 
 
 def test_a_document_that_spells_a_control_token_is_text(tmp_path):

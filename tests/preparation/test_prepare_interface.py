@@ -59,7 +59,7 @@ def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
     (tmp_path / "in").mkdir()
     for name in ("a.txt", "b.pdf"):
         (tmp_path / "in" / name).write_text("text")
-    batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0)
+    batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0, allow_skipped=True)
     default_note, left_out = caplog.messages
     assert default_note.startswith("Removing exact duplicates, ")
     assert left_out == "Left out of in: 1 .pdf."
@@ -115,7 +115,8 @@ def test_the_command_reports_inputs_and_outputs(tmp_path, input_file):
 
 def test_json_is_one_object_on_standard_output(tmp_path, input_file):
     (tmp_path / "b.pdf").write_text("x")
-    result = run_prepare_command(tmp_path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
+    options = ("--tokenizer", "bytes", "--json", "--allow-skipped")
+    result = run_prepare_command(tmp_path, "--out", tmp_path / "out", *options)
     facts = json.loads(result.stdout)
     assert facts["counts"] == {
         "records": 202,

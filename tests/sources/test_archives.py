@@ -147,10 +147,11 @@ def test_an_uncompressed_table_is_read_in_its_archive(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
-def test_a_compressed_table_is_left_out_with_a_note(tmp_path, name):
-    result = read_inputs(make_archive(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())]))
-    assert result.values == ["text"]
-    assert "1 table compressed in an archive" in result.notes[0]
+def test_a_compressed_table_is_read_from_a_copy(tmp_path, name):
+    path = make_archive(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet()), ("y.txt", b"more")])
+    result = read_inputs(path, unit=1000)
+    assert result.values == ["text", *ROWS, "more"]
+    assert not result.notes
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -58,6 +58,10 @@ def convert(
             help="Follow symbolic links that lead out of an input folder.",
         ),
     ] = False,
+    allow_skipped: Annotated[
+        bool,
+        Option("--allow-skipped", help="Go on if data files of a folder or archive are in forms that are not read."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the rows of any input as JSON Lines, JSON or Parquet."""
@@ -75,6 +79,7 @@ def convert(
             max_bad=max_bad,
             force=force,
             follow_links=follow_links,
+            allow_skipped=allow_skipped,
             listener=display.show,
         )
     if as_json:

@@ -45,6 +45,7 @@ _LEGEND = (
         *("max_bad", "template", "template_args", "template_date", "tool_format", "tool_arguments"),
         *("reasoning", "default_system"),
         *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+        "allow_skipped",
     ),
 )
 def doctor(

@@ -482,6 +482,7 @@ def convert(
     max_bad: int | str = "0.1%",
     force: bool = False,
     follow_links: bool = False,
+    allow_skipped: bool = False,
     listener: Listener | None = None,
 ) -> ConversionResult:
     """Write the rows of any input that ``prepare`` reads into one file, in order.
@@ -502,6 +503,7 @@ def convert(
             allows at least 10.
         force: replace an existing file.
         follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
+        allow_skipped: go on if more than 1 % of the data files of an input are in forms that are not read.
         listener: called with notes and progress.
 
     Raises:
@@ -522,7 +524,11 @@ def convert(
         sources=tuple(SourceRecipe(num_samples=count) for _, count in counted_paths),
         follow_links=follow_links,
         reading=ReadRecipe(
-            text_field=text_field, mapping=dict(mapping or {}), input_split=input_split, split_on=split_on
+            text_field=text_field,
+            mapping=dict(mapping or {}),
+            input_split=input_split,
+            split_on=split_on,
+            allow_skipped=allow_skipped,
         ),
         max_bad=max_bad,
     )

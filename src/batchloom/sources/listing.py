@@ -66,6 +66,7 @@ from batchloom.sources.formats.format_registry import (
     detect_declared_kind,
     detect_file_kind,
     detect_kind_by_name,
+    holds_data,
     list_archive_sources,
     matches_format,
     needs_content,
@@ -102,12 +103,40 @@ _SINGULAR = {
     "links and special files": "link or special file",
     "special files": "special file",
     "stores": "store",
-    "tables compressed in an archive": "table compressed in an archive",
 }
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 _HUB_SNAPSHOT = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots/[0-9a-f]{40}(?:/|$)")
 _CARD_BYTES = 16 << 20
+_MAX_EXAMPLES = 3
 _LONG_WINDOW_BYTES = 128 << 20
+
+
+@dataclass(slots=True)
+class UnreadData:
+    """Data files of an input that are left out because of their form.
+
+    Attributes:
+        input: label of the input.
+        files, bytes: number and total size of these files.
+        all_files, all_bytes: number and total size of all data files.
+        examples: name, label and remedy of the first file with each label.
+    """
+
+    input: str
+    files: int = 0
+    bytes: int = 0
+    all_files: int = 0
+    all_bytes: int = 0
+    examples: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, name: str, verdict: FileDetection, size: int) -> None:
+        """Count a file that is not read if it holds data."""
+        if not holds_data(verdict):
+            return
+        self.files += 1
+        self.bytes += size
+        if len(self.examples) < _MAX_EXAMPLES and verdict.label not in {label for _, label, _ in self.examples}:
+            self.examples.append((decode_file_name(name), verdict.label, verdict.remedy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +149,7 @@ class SourceListing:
         warnings: those of the notes that tell what is left out.
         duplicates: files of several inputs: name, number of the input that reads it, number of another.
         content: content hash by path, if the content was hashed.
+        unread: of each input with such files, the data that is left out.
     """
 
     sources: Sequence[Source]
@@ -127,6 +157,7 @@ class SourceListing:
     warnings: tuple[str, ...] = ()
     duplicates: tuple[tuple[str, int, int], ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[UnreadData, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -180,7 +211,13 @@ def list_sources(
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
             reraise_with_location(error, declared_input.location)
-    return SourceListing(lister.sources, tuple(lister.notes), tuple(lister.warnings), tuple(lister.shared))
+    return SourceListing(
+        lister.sources,
+        tuple(lister.notes),
+        tuple(lister.warnings),
+        tuple(lister.shared),
+        unread=tuple(lister.unread),
+    )
 
 
 def strip_wildcard_part(input_path: str) -> str:
@@ -218,6 +255,8 @@ class _SourceLister:
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._input_number, self._declared_input = 0, DeclaredInput()
         self.shared: list[tuple[str, int, int]] = []
+        self.unread: list[UnreadData] = []
+        self._unread = UnreadData("")
         self._folders: set[tuple[int, int]] = set()
         self._skipped_counts: Counter[str] = Counter()
         self._duplicates: list[str] = []
@@ -228,7 +267,7 @@ class _SourceLister:
     def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
         self._input_number, self._declared_input = number, declared_input
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
-        self._longest_window = (0, "")
+        self._longest_window, self._unread = (0, ""), UnreadData(label)
         self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
         self._unread_suffixes: set[str] = set()
         self._folders, self._outside_links = set(), set[str]()
@@ -256,6 +295,11 @@ class _SourceLister:
                     raise InputMissingError(self._describe_empty(path, alternative_label))
         else:
             self._add_location(input_path, label, file_status)
+        if self._unread.files:
+            added = range(previous_count, len(self.sources))
+            self._unread.all_files = self._unread.files + len(added)
+            self._unread.all_bytes = self._unread.bytes + sum(self.sources[number].size for number in added)
+            self.unread.append(self._unread)
         if hub_name is None and not self._split_is_chosen:
             self._select_split(input_path, label, previous_count)
         self._add_notes(label)
@@ -608,6 +652,7 @@ class _SourceLister:
             verdict = self._detect_file(path, name, file_status, name_detection)
             if verdict.kind is None or not verdict.sure:
                 self._skipped_counts[verdict.label] += 1
+                self._unread.add(name, verdict, file_status.st_size)
             elif not matches_format(self._declared_input.form, verdict.kind):
                 self._skipped_counts[f"not {self._declared_input.form}"] += 1
             else:
@@ -660,7 +705,7 @@ class _SourceLister:
         if self._is_duplicate(name, file_status):
             return
         archive = replace(archive, name=self._names.make_unique(name))
-        for member_name, source in list_archive_sources(archive, self._skipped_counts):
+        for member_name, source in list_archive_sources(archive, self._skipped_counts, self._unread.add):
             self._note_other_kind(member_name, detect_kind_by_name(member_name), source.kind)
             if matches_format(self._declared_input.form, source.kind):
                 self.sources.append(replace(source, input=self._input_number))

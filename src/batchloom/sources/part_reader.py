@@ -5,16 +5,18 @@ parts can be read in any order and give the same documents. One pass from the fr
 or JSON list: known cuts are cached and the next search starts at the last one.
 """
 
+import tempfile
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, Self, final
+from typing import TYPE_CHECKING, BinaryIO, Self, cast, final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
+from batchloom.core.files import describe_os_error
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.wording import shorten
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
@@ -30,6 +32,7 @@ KnownCut = tuple[str, int, PartStart | None]
 
 _FIRST_SEARCH_BYTES = 64 << 10
 _MAX_SEARCH_BYTES = 8 << 20
+_SPOOL_BYTES = 1 << 20
 _MAX_SNIPPET_LENGTH = 60
 
 
@@ -194,7 +197,7 @@ def open_table(source: Source) -> "TableReader":
     Raises:
         InputError: it cannot be read, or is damaged.
     """
-    file = open_source(source)
+    file = open_source(source) if source.member is None or source.member.direct else _spool(source)
     try:
         require_no_crash(source, file)
         from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - pyarrow takes half a second
@@ -203,6 +206,25 @@ def open_table(source: Source) -> "TableReader":
     except BaseException:
         file.close()
         raise
+
+
+def _spool(source: Source) -> BinaryIO:
+    """Copy a compressed member of an archive to a temporary file, for random access."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    try:
+        with PartStream(source) as stream:
+            while data := stream.read(_SPOOL_BYTES):
+                file.write(data)
+            stream.finish()
+        file.seek(0)
+    except InputError:
+        file.close()
+        raise
+    except OSError as error:
+        file.close()
+        reason = describe_os_error(error)
+        raise InputError(f"{source.name} cannot be copied to {tempfile.gettempdir()}: {reason}.") from error
+    return cast("BinaryIO", file)
 
 
 @final

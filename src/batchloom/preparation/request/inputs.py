@@ -64,6 +64,8 @@ InputArgument: TypeAlias = str | os.PathLike[str] | DatasetConfig
 
 _PRESET = "fineweb-edu"
 _MAX_LISTED = 5
+# Share of the data files or bytes of an input that may be left out.
+_MAX_UNREAD = 0.01
 _DEFAULT_TOKENIZER = "gpt2"
 _MAX_OPTION_LENGTH = 80
 
@@ -571,12 +573,29 @@ def list_inputs(
                 f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
                 "is read only once; leave one of them out."
             )
+    if not recipe.reading.allow_skipped:
+        _refuse_unread(listing)
     if not any_columns:
         listing = leave_out_objects(listing, recipe)
     folder_notes = [
         note for path in recipe.inputs if not is_url_or_stdin(path) and (note := describe_dataset_info(Path(path)))
     ]
     return _sample_inputs(replace(listing, notes=(*folder_notes, *listing.notes)), recipe)
+
+
+def _refuse_unread(listing: SourceListing) -> None:
+    """Refuse inputs if more than 1 % of their data would be left out.
+
+    Raises:
+        InputError: names the files, and how to make them readable.
+    """
+    for unread in listing.unread:
+        if unread.files > _MAX_UNREAD * unread.all_files or unread.bytes > _MAX_UNREAD * unread.all_bytes:
+            examples = "; ".join(f"{name} ({label}): {remedy}" for name, label, remedy in unread.examples)
+            raise InputError(
+                f"{unread.input}: {unread.files:,} of {format_count(unread.all_files, 'data file')} cannot be read. "
+                f"{examples}. Mend them, or leave them out with --allow-skipped."
+            )
 
 
 def _describe_input(recipe: Recipe, number: int) -> str:

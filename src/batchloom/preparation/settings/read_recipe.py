@@ -168,6 +168,13 @@ class ReadRecipe:
             shown_default="train, or the only one",
         ),
     ] = None
+    allow_skipped: Annotated[
+        bool,
+        Setting(
+            help="Go on if more than 1 % of the data files or bytes of a folder or archive are in forms that are not "
+            "read. They are listed in any case."
+        ),
+    ] = False
     prompts: Annotated[
         bool,
         Setting(help="Store only the prompts of the records, for trainers that generate the answers (GRPO)."),

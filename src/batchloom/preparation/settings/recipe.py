@@ -484,6 +484,8 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     for name in ("ignore", "prompts", "carry", "input_split"):
         if not plain["reading"][name]:
             plain["reading"].pop(name)
+    # Without it, the same files are read or none.
+    plain["reading"].pop("allow_skipped")
     plain["reading"].pop("fim")
     if recipe.reading.fim is not None:
         plain["reading"]["fim"] = fim_to_plain(recipe.reading.fim)
@@ -714,6 +716,7 @@ class DocumentOptions(TypedDict, total=False):
     train_on_eos: TrainOnEos | None
     max_tokens: int | None
     follow_links: bool | None
+    allow_skipped: bool | None
 
 
 class StreamedOptions(DocumentOptions, total=False):

@@ -257,6 +257,7 @@ _REFUSED_DUMPS = (
     (rb"filedesc://", "ARC archive", _ARC_REMEDY),
     (rb"CDX ", "index of a web archive", _INDEX_REMEDY),
 )
+_INDEX_LABELS = frozenset(parse_suffixes("cdx cdxj wat")) | {"index of a web archive"}
 _FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
 _TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
 _UNREADABLE_REMEDIES = {
@@ -366,6 +367,11 @@ def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str 
     if kind in COLUMNAR_KINDS and packed:
         return FileDetection(None, compression, suffix + packed, _COMPRESSED_TABLE_REMEDY)
     return FileDetection(kind, compression, suffix if suffix == _XML else "") if kind else None
+
+
+def holds_data(verdict: FileDetection) -> bool:
+    """Return whether a file that is not read holds data, by its label."""
+    return verdict.kind is None and not verdict.label.startswith("binary") and verdict.label not in _INDEX_LABELS
 
 
 def needs_content(name_detection: FileDetection | None) -> bool:
@@ -533,15 +539,19 @@ def _needs_line(start: bytes) -> bool:
     return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
 
 
-def list_archive_sources(archive: Archive, skipped_counts: Counter[str]) -> Iterator[tuple[str, Source]]:
-    """Yield the name and source, named ``archive/member``, of each readable member."""
+def list_archive_sources(
+    archive: Archive, skipped_counts: Counter[str], note_unread: Callable[[str, FileDetection, int], None]
+) -> Iterator[tuple[str, Source]]:
+    """Yield the name and source, named ``archive/member``, of each readable member.
+
+    ``note_unread`` gets the name, the verdict and the size of each other one.
+    """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
         verdict = _detect_member_kind(archive, entry)
         if verdict.kind is None or not verdict.sure:
             skipped_counts[verdict.label] += 1
-        elif verdict.kind in COLUMNAR_KINDS and not entry.member.direct:
-            skipped_counts["tables compressed in an archive"] += 1
+            note_unread(f"{archive.name}/{entry.name}", verdict, entry.member.size)
         else:
             # An archive may hold a name twice, and paths must identify sources.
             names[entry.name] += 1
@@ -573,7 +583,7 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
             except (DecompressionError, EOFError):
                 if head.damaged:
                     raise
-                return FileDetection(None, None, "broken")
+                return FileDetection(None, None, "broken", "fetch or compress it again")
     except (DecompressionError, EOFError, tarfile.TarError) as error:
         raise InputError(
             f"{archive.name}/{entry.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
