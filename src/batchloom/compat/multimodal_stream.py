@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from batchloom.batches import MediaOptions, find_world
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
+from batchloom.batches.loading import find_second_share
 from batchloom.batches.media import CollateRow
 from batchloom.compat.multimodal import Collator, MultiModalDataset
 from batchloom.core.settings import as_int, quote_value, raise_problems
@@ -29,7 +30,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         config, out, seed, output, media: as of :class:`batchloom.compat.MultiModalDataset`.
         batch_size: batch size of the DataLoader.
         rank: data-parallel rank; detected if neither it nor ``world_size`` is given. Frameworks that distribute
-            an iterable dataset themselves (accelerate) need rank 0 of 1.
+            an iterable dataset themselves (Accelerate, Trainer) get the rows of all ranks.
         world_size: number of data-parallel ranks.
 
     Raises:
@@ -55,6 +56,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         self._rows = MultiModalDataset(config, out=out, seed=seed, output=output, media=media)
         self._batch, self._requested_world = size, (rank, world_size)
         self._world = self._resolve_world()
+        self._is_divided = False
 
     def _resolve_world(self) -> tuple[int, int]:
         rank, world_size = find_world(*self._requested_world)
@@ -71,23 +73,31 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
 
     def __len__(self) -> int:
         """Return the rows of this rank; with one rank those of the map-style dataset."""
-        _, world_size = self._world
+        _, world_size = self._find_share()
         whole_steps = len(self._rows) // (self._batch * world_size)
-        return whole_steps * self._batch + len(self._share(whole_steps))
+        return whole_steps * self._batch + len(self._share(whole_steps, *self._find_share()))
+
+    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - Accelerate calls it by this signature
+        """Find out whether the caller divides the rows; the workers of a DataLoader cannot see it."""
+        self._is_divided = find_second_share() is not None
+
+    def _find_share(self) -> tuple[int, int]:
+        """Return rank and world size; 0 of 1 if the caller divides the rows among processes."""
+        return (0, 1) if self._is_divided or find_second_share() is not None else self._world
 
     def __iter__(self) -> Iterator[CollateRow]:
+        rank, world_size = self._find_share()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         step = number
         # A DataLoader takes a batch from each of its workers in turn.
-        while share := self._share(step):
+        while share := self._share(step, rank, world_size):
             for position in share:
                 yield self._rows.read_row(position)
             step += workers
 
-    def _share(self, step: int) -> list[int]:
-        """Return the positions of this rank's rows in a step."""
-        rank, world_size = self._world
+    def _share(self, step: int, rank: int, world_size: int) -> list[int]:
+        """Return the positions of a rank's rows in a step."""
         count = len(self._rows)
         start = step * self._batch * world_size
         row_count = min(self._batch * world_size, count - start)

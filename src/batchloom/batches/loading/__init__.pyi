@@ -17,5 +17,5 @@ from .pool_tables import (
     wait_for_table as wait_for_table,
     write_table as write_table,
 )
-from .second_share import refuse_second_share as refuse_second_share
+from .second_share import find_second_share as find_second_share, refuse_second_share as refuse_second_share
 from .stream_steps import RawStream as RawStream

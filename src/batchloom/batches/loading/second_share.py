@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchloom.core.errors import TrainError
 
@@ -33,12 +33,16 @@ _DATA_LOADER_REMEDY = (
 )
 
 
-def refuse_second_share() -> None:
-    """Raise if a caller, by the call stack, reads for one of several processes.
+class SecondShare(NamedTuple):
+    """What would divide among processes: the name of its class, their number, and the call that works."""
 
-    Raises:
-        TrainError: names the class, and the call that works.
-    """
+    name: str
+    processes: int
+    remedy: str
+
+
+def find_second_share() -> SecondShare | None:
+    """Return what reads for one of several processes, by the call stack; else None."""
     for frame in _iter_callers(sys._getframe(1)):  # noqa: SLF001 - the only way to the frames
         names = _SHARDING_CLASSES.get(frame.f_globals.get("__name__", ""))
         owner = frame.f_locals.get("self") if names else None
@@ -47,10 +51,21 @@ def refuse_second_share() -> None:
         if (processes := _count_processes(owner)) > 1:
             packages = _find_packages(frame)
             remedy = next(text for package, text in _REMEDIES.items() if package in packages)
-            raise TrainError(
-                f"{type(owner).__name__} gives each of {processes} processes a part of the batches of this loader, "
-                f"which are the share of this process already: the rest would be lost. Instead, {remedy}."
-            )
+            return SecondShare(type(owner).__name__, processes, remedy)
+    return None
+
+
+def refuse_second_share() -> None:
+    """Raise if a caller reads for one of several processes.
+
+    Raises:
+        TrainError: names the class, and the call that works.
+    """
+    if (share := find_second_share()) is not None:
+        raise TrainError(
+            f"{share.name} gives each of {share.processes} processes a part of the batches of this loader, which are "
+            f"the share of this process already: the rest would be lost. Instead, {share.remedy}."
+        )
 
 
 def refuse_data_loader() -> None:
