@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -53,8 +52,7 @@ def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | N
     Under torchrun (--nnodes 1:8) or Ray Train it finds the other workers. Otherwise it trains alone.
     """
     require_train_packages()
-    defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}
-    config = WorkerConfig(**{**defaults, **settings})
+    config = WorkerConfig(**{"dataset_type": "", **settings})
     with show_load("torch"):
         from batchloom.train import run_worker  # noqa: PLC0415 - importing torch takes seconds
 

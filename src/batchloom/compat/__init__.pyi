@@ -3,7 +3,10 @@ from .gpt import (
     IndexedDataset as IndexedDataset,
     PretrainingDataset as PretrainingDataset,
 )
-from .hub import create_huggingface_dataset as create_huggingface_dataset
+from .hub import (
+    create_huggingface_dataset as create_huggingface_dataset,
+    list_available_datasets as list_available_datasets,
+)
 from .multimodal import (
     MultiModalDataset as MultiModalDataset,
     load_lmms_engine_config as load_lmms_engine_config,

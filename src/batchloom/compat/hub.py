@@ -25,7 +25,7 @@ from batchloom.preparation.documents import (
     RecordParsers,
 )
 from batchloom.preparation.report import JobCounters
-from batchloom.sources import ReadLimits, SourceListing, list_sources, make_bad_record_error
+from batchloom.sources import ReadLimits, SourceListing, list_datasets, list_sources, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
@@ -36,6 +36,11 @@ _SHOWN = 10
 _LOG = logging.getLogger("batchloom")
 Pair = tuple[Any, Any]
 Row = NDArray[np.int64]
+
+
+def list_available_datasets() -> list[dict[str, Any]]:
+    """List the data sets of the Hub with a short name: name, description, ..."""
+    return [entry for entry in list_datasets() if entry["source"] == "real"]
 
 
 def create_huggingface_dataset(

@@ -78,11 +78,11 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         return whole_steps * self._batch + len(self._share(whole_steps, *self._find_share()))
 
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - Accelerate calls it by this signature
-        """Find out whether the caller divides the rows; the workers of a DataLoader cannot see it."""
+        """Find out whether the caller divides the rows, which workers cannot see."""
         self._is_divided = find_second_share() is not None
 
     def _find_share(self) -> tuple[int, int]:
-        """Return rank and world size; 0 of 1 if the caller divides the rows among processes."""
+        """Return rank and world size; 0 of 1 if the caller divides the rows."""
         return (0, 1) if self._is_divided or find_second_share() is not None else self._world
 
     def __iter__(self) -> Iterator[CollateRow]:

@@ -17,6 +17,7 @@ from batchloom.adapters.agreement import find_disagreement
 from batchloom.adapters.rank_group import RankGroup, join_ranks
 from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
+from batchloom.core.synthetic_data import SYNTHETIC, SYNTHETIC_NAMES
 from batchloom.core.wording import format_count
 from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
 from batchloom.train.request import MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
@@ -41,6 +42,7 @@ class WorkerReport:
         tokens: tokens it trained on, without padding.
         seconds: seconds of training.
         finished: whether all steps of the run are done; else the worker left, and the same command resumes.
+        source: ``real``, or ``synthetic`` for made-up tokens.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class WorkerReport:
     tokens: int
     seconds: float
     finished: bool
+    source: str = "real"
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,6 +92,8 @@ def run_worker(
         # Only rank 0 checks, because a late worker would already see the folder that rank 0 has created.
         has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
         log = RunLog(folder.log if ranks.first else None, print_line)
+        if _get_source(config) == SYNTHETIC:
+            log.print_line("synthetic data (source=synthetic): dataset_type huggingface or store reads real data")
         data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
         size = config.batch_size * ranks.world_size
         if has_run:
@@ -124,6 +129,7 @@ def run_worker(
             tokens=tokens,
             seconds=seconds,
             finished=step >= settings.steps,
+            source=_get_source(config),
         )
         _print_report(config, run, report, print_line)
         return report
@@ -159,6 +165,10 @@ def _print_report(config: WorkerConfig, run: TrainRun, report: WorkerReport, pri
         f"all {format_count(report.world_size, 'worker')}  {total_tokens:,.0f} tokens, "
         f"{total_tokens / max(report.seconds, 1e-9):,.0f} tok/s"
     )
+
+
+def _get_source(config: WorkerConfig) -> str:
+    return SYNTHETIC if config.dataset_type in SYNTHETIC_NAMES else "real"
 
 
 def _describe_worker(config: WorkerConfig, ranks: RankGroup) -> str:

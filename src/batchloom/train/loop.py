@@ -40,7 +40,7 @@ from batchloom.train.model.pretrained import (
     get_model_vocabulary,
     read_model_config,
 )
-from batchloom.train.request import DEFAULT_MODEL, TrainRequest
+from batchloom.train.request import TrainRequest
 from batchloom.train.run import TrainRun, hold_run_folder, set_up_run
 from batchloom.train.run_data import describe_order, finish_stream_store, open_run_data
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
@@ -92,6 +92,8 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
             with open_run_data(request, dataset, settings, model_vocabulary, folder, ranks, log) as source:
                 if dataset is not None:
                     log.print_line(describe_order(settings, is_continuation=request.is_continuation))
+                if note := request.describe_name():
+                    log.print_line(note)
                 run = set_up_run(source, settings, folder, ranks, log, media=request.data.read_media)
                 result = train(run, resume=request.resume, stop_at=request.stop_at)
                 if isinstance(source, Stream) and result.step >= settings.steps:
@@ -116,7 +118,7 @@ def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset: Datase
     elif request.init is not None:
         plain = {"model": {}}
     else:
-        plain = load_named_config(request.model_name or DEFAULT_MODEL)
+        plain = load_named_config(request.config_name)
     model_values = plain.get("model")
     if request.init is not None and isinstance(model_values, dict) and not model_values.keys() <= PRETRAINED_KEYS:
         problem = f"model: the shape in {path} and --init exclude each other: give one"

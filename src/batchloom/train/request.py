@@ -1,9 +1,11 @@
 """Options of the commands train and worker, checked without loading torch."""
 
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, Literal, final
@@ -18,6 +20,7 @@ from batchloom.core.settings import (
     list_settings,
     quote_value,
     raise_problems,
+    suggest,
 )
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES as SYNTHETIC, parse_synthetic_spec
 from batchloom.train.train_settings import (
@@ -29,6 +32,7 @@ from batchloom.train.train_settings import (
     Overlong,
     RunSetting,
     TrainSettings,
+    list_model_names,
 )
 
 # Default number of seconds to wait for a running job to answer an edit; it answers between two steps.
@@ -251,7 +255,11 @@ class TrainRequest:
     data: DataRequest = field(default_factory=DataRequest)
     model_name: Annotated[
         str | None,
-        ModelSetting(help="Configuration: tiny, 150M_1024 or 250M_1024.", shown_default=DEFAULT_MODEL),
+        ModelSetting(
+            help="Configuration: tiny, 150M_1024 or 250M_1024; any other name is that of the run, whose model is tiny "
+            "unless --config-file says more.",
+            shown_default=DEFAULT_MODEL,
+        ),
     ] = None
     config_file: Annotated[
         Path | None, ModelSetting(help="JSON file of your own configuration, as in configs/*.json.")
@@ -276,7 +284,7 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         problems = self.data.problems()
-        problems += _find_exclusive_options(self, ("model_name", "config_file"), ("model_name", "init"))
+        problems += self._find_name_problems()
         if self.stop_at is not None and self.stop_at < 1:
             problems.append(f"--stop-at: {self.stop_at} is not the number of a step, from 1")
         try:
@@ -288,6 +296,34 @@ class TrainRequest:
             )
         raise_problems(problems)
 
+    def _find_name_problems(self) -> list[str]:
+        """Refuse a name of the run that is no file name, or resembles a configuration."""
+        name, known = self.model_name, list_model_names()
+        if name in known:
+            # Both say the sizes, unless the file is that of the name.
+            is_own_file = self.config_file is None or self.config_file.stem == name
+            others = [("--config-file", not is_own_file), ("--init", self.init is not None)]
+            return [f"--model-name and {option} exclude each other: give one" for option, given in others if given]
+        if name is None:
+            return []
+        if name != Path(name).name or name in (".", ".."):
+            return [f"--model-name: {name!r} is not the name of a folder"]
+        if hint := suggest(name, known):
+            return [f"--model-name: {name!r} is none of {', '.join(known)}{hint}"]
+        return []
+
+    @property
+    def config_name(self) -> str:
+        """Name of the shipped configuration, unless a file or a model gives the sizes."""
+        name = self.model_name
+        return name if name is not None and name in list_model_names() else DEFAULT_MODEL
+
+    def describe_name(self) -> str:
+        """Return a note on a name of the run that leaves the model to the default."""
+        if self.model_name in (None, self.config_name) or self.config_file or self.init or self.resume:
+            return ""
+        return f"model  {self.model_name!r} names the run; its sizes are those of {self.config_name} (--config-file)"
+
     @property
     def model_folder(self) -> str | None:
         """Absolute path of the model to finetune; None without one."""
@@ -296,13 +332,17 @@ class TrainRequest:
     @property
     def run_path(self) -> Path:
         """Folder of the run."""
-        name = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
-        return self.out or Path("runs") / (self.init.resolve().name if self.init else name)
+        if self.model_name is None and self.init is not None:
+            name = self.init.resolve().name
+        else:
+            name = self.model_name or (self.config_file.stem if self.config_file else DEFAULT_MODEL)
+        return self.out or Path("runs") / name
 
     @property
     def is_continuation(self) -> bool:
         """True if the settings are those of the run in the folder."""
-        return self.resume and self.config_file is None and self.model_name is None
+        names_config = self.model_name is not None and self.config_name == self.model_name
+        return self.resume and self.config_file is None and not names_config
 
 
 def list_given(options: MediaPaths | StoreOptions) -> dict[str, Any]:
@@ -314,7 +354,7 @@ def _format_option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _find_exclusive_options(request: DataRequest | TrainRequest, *pairs: tuple[str, ...]) -> list[str]:
+def _find_exclusive_options(request: DataRequest, *pairs: tuple[str, ...]) -> list[str]:
     """List an error for each pair of options that are both given."""
     return [
         f"{_format_option(first)} and {_format_option(second)} exclude each other: give one"
@@ -334,12 +374,26 @@ class LeaveEvent(Event):
     heeded = False
 
 
+_WORKER_NUMBERS = count()
+
+
+def make_worker_id() -> str:
+    """Make a name that no other worker has: machine, process and number."""
+    return f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Settings of a worker; all workers of a run share them except ``worker_id``."""
+    """Settings of a worker; all workers of a run share them except ``worker_id``.
 
-    worker_id: Annotated[str, Setting(help="Name of the worker in its output.", shown_default="machine and process")]
-    dataset_type: Annotated[DatasetType, Setting(help="Type of the data. Required.")]
+    Without a type of the data, it is synthetic.
+    """
+
+    worker_id: Annotated[
+        str, Setting(help="Name of the worker in its output.", shown_default="machine and process")
+    ] = field(default_factory=make_worker_id)
+    # The command requires it: synthetic data is announced at the start, and in the result.
+    dataset_type: Annotated[DatasetType, Setting(help="Type of the data. Required.")] = "dummy"
     dataset_name: Annotated[
         str | None,
         Setting(

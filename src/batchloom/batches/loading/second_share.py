@@ -34,7 +34,7 @@ _DATA_LOADER_REMEDY = (
 
 
 class SecondShare(NamedTuple):
-    """What would divide among processes: the name of its class, their number, and the call that works."""
+    """Divider among processes: its class, their number, the call that works."""
 
     name: str
     processes: int
