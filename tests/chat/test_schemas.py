@@ -479,3 +479,17 @@ def test_real_files(real_data):
     rows = read_lines("HumanEval.jsonl.gz")
     conversation = make_record_reader(detect_schema(rows, mapping))(rows[0])
     assert conversation.messages == [user(rows[0]["prompt"]), assistant(rows[0]["canonical_solution"])]
+
+
+def test_answers_without_a_prompt_are_read_if_they_are_mapped():
+    rows = [{"response": "Only this."}, {"response": "And that.", "system": "Be brief."}]
+    with pytest.raises(SchemaError, match=r"--map response=response reads answers without a prompt"):
+        detect_schema(rows)
+    for mapping in ({"response": "response"}, {"response": "response", "prompt": ""}):
+        read = make_record_reader(detect_schema(rows, mapping))
+        assert read(rows[0]).messages == [{"role": "assistant", "content": "Only this."}]
+        assert read(rows[0]).completion == 0
+        assert [turn["role"] for turn in read(rows[1]).messages] == ["system", "assistant"]
+    # With a prompt, it is one.
+    pairs = [{"response": "A.", "prompt": "Q?"}]
+    assert len(make_record_reader(detect_schema(pairs, {"response": "response"}))(pairs[0]).messages) == 2

@@ -172,7 +172,7 @@ def test_placeholders_of_records_without_media_are_counted_texts(tmp_path, proce
     [first, _, last] = [store.tokenizer.decode(store[number].ids) for number in range(len(store))]
     assert answer in first
     assert answer in last
-    [note] = [message for message in caplog.messages if "such as <image> as text" in message]
+    [note] = [message for message in caplog.messages if "markers of media, such as <image>" in message]
     assert ": 2 records, first in.jsonl, line 1. " in note
 
 

@@ -469,3 +469,25 @@ def test_nulls_that_arrow_adds_are_removed_and_those_of_json_stay(tmp_path):
     write_jsonl(tmp_path / "null.jsonl", [{"messages": make_called({"city": None})}])
     store = batchloom.open_store(batchloom.prepare(tmp_path / "null.jsonl", out=tmp_path / "n", **settings).path)
     assert '"arguments": {"city": null}' in store[0].text
+
+
+@pytest.mark.parametrize("template", ["none", "plain"])
+def test_answers_alone_are_trained(tmp_path, template):
+    write_jsonl(tmp_path / "in.jsonl", [{"response": f"Answer {n}."} for n in range(3)])
+    settings = {"tokenizer": "bytes", "val_fraction": 0, "template": template, "mapping": {"response": "response"}}
+    store = batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings).path)
+    document = store[1]
+    trained = document.ids if document.mask is None else document.ids[document.mask.astype(bool)]
+    assert bytes(n for n in trained if n < 256).decode().strip() == "Answer 1."
+
+
+@pytest.mark.parametrize(
+    "content", ["<image> What?", "<img>http://host/a.jpg</img> What?", "<audio>a.wav</audio> What?"]
+)
+def test_markers_of_media_in_texts_are_noticed(tmp_path, caplog, content):
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "A cat."}]
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 3)
+    settings = {"tokenizer": "bytes", "val_fraction": 0, "template": "plain", "dedup": "none"}
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
+    [note] = [message for message in caplog.messages if "markers of media" in message]
+    assert "3 records" in note

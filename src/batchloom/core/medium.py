@@ -24,6 +24,8 @@ def make_placeholder_pattern(kinds: Sequence[MediumKind]) -> re.Pattern[str]:
 
 
 PLACEHOLDER_PATTERN = make_placeholder_pattern(MEDIUM_KINDS)
+# What marks a medium in a text: a placeholder, or a path between tags as of Qwen-VL and ms-swift.
+TEXT_MARKER_PATTERN = re.compile(rf"{PLACEHOLDER_PATTERN.pattern}|<(?P<tag>img|audio|video)>[^<\s]+</(?P=tag)>")
 
 
 def format_tar_location(file: str, start: int, size: int) -> str:

@@ -20,6 +20,7 @@ from batchloom.chat.schema.record_keys import (
 )
 from batchloom.chat.schema.record_media import is_medium_part
 from batchloom.chat.schema.schemas import (
+    ANSWER_RULE,
     CHOSEN_COLUMNS,
     FORM_RULES,
     INTERLEAVED_RULE,
@@ -167,6 +168,8 @@ def detect_schema(
         rules = (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1])
     else:
         rules = FORM_RULES
+    if mapping.get("response") and carry is None:
+        rules = (*rules, ANSWER_RULE)
     schema = replace(
         _find_best_schema(records, mapping, rules),
         ignored=ignored,
@@ -525,6 +528,8 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
         return _RESULTS[rule.form]
     if rule.form == "pair":
         return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
+    if rule is ANSWER_RULE:
+        return "an answer without a prompt"
     first = "messages" if rule.form == "messages" else "prompt"
     first_value = next((v for row in records if (v := get_column_value(row, columns[first][0])) is not None), None)
     turns = "2 turns" if first == "prompt" and isinstance(first_value, str) else "all turns"
@@ -608,9 +613,10 @@ def _describe_known_columns(columns: Mapping[str, Any]) -> str:
         role, other, names = (
             ("prompt", "response", RESPONSE_COLUMNS) if prompt else ("response", "prompt", PROMPT_COLUMNS)
         )
+        alone = "" if prompt else f" (--map response={response} reads answers without a prompt)"
         return (
             f"{prompt or response!r} is a known {role} column, but there is no {', '.join(names[:-1])} or {names[-1]} "
-            f"with the {other}"
+            f"with the {other}{alone}"
         )
     near = {name: difflib.get_close_matches(name.lower(), _KNOWN_COLUMNS, n=1, cutoff=0.75) for name in columns}
     near_names = [f"{name!r} is near {close[0]!r}" for name, close in near.items() if close and close[0] != name]

@@ -265,10 +265,10 @@ class SchemaReader:
         return self._build_conversation(row, turns)
 
     def _read_instruction(self, row: Row) -> Conversation:
-        prompt = self._read_prompt(row)
+        prompt = self._read_prompt(row) if self._prompt.names else _NO_TURNS
         answer = make_turns(row, self._response, self._response.get(row), "assistant")
         require_answer(answer, self._response.names[0])
-        return self._build_conversation(row, prompt, answer)
+        return self._build_conversation(row, prompt, answer, completion=not self._prompt.names)
 
     def _read_completion(self, row: Row) -> Conversation:
         row = parse_json_messages(row, (self._prompt.names[0], self._completion.names[0]))

@@ -227,6 +227,10 @@ PROMPT_RULES = (
     FormRule("prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_ROLES),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
+# Only if the answer is mapped: without a prompt it is a text to most readers.
+ANSWER_RULE = FormRule(
+    "instruction", "an answer without a prompt", {"response": RESPONSE_COLUMNS}, {**_CONVERSATION_ROLES, "tools": ()}
+)
 INTERLEAVED_RULE = FormRule(
     "interleaved",
     "a text with images or audio, if these are read",

@@ -47,7 +47,9 @@ JOINED_PARTS = "takes texts as strings, and gets the text parts of a content joi
 
 
 # Change of texts with placeholders in a record without a column of such media.
-TEXT_PLACEHOLDERS = "gets placeholders such as <image> as text from records without a column of such media"
+TEXT_PLACEHOLDERS = (
+    "gets markers of media, such as <image> or <img>PATH</img>, as text from records without a column of such media"
+)
 
 
 class PlaceholderSpan(NamedTuple):

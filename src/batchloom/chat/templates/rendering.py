@@ -84,7 +84,7 @@ from batchloom.chat.templates.turn_positions import (
     make_control_pattern,
 )
 from batchloom.core.document import Conversation, TurnWeight
-from batchloom.core.medium import PLACEHOLDER_PATTERN, MediumKind
+from batchloom.core.medium import TEXT_MARKER_PATTERN, MediumKind
 from batchloom.core.settings import suggest
 
 # Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
@@ -255,13 +255,15 @@ class TextJoiner:
         if conversation.is_prompt:
             text = "".join(message["content"] for message in conversation.messages)
             return ConversationText(text, [], "", [], None)
-        prompt, completion = (message["content"] for message in conversation.messages)
+        *prompts, completion = (message["content"] for message in conversation.messages)
+        prompt = "".join(prompts)
         end = len(prompt) + len(completion.removesuffix(self._end))
         text = (prompt + completion)[:end] + self._end
         turns: list[TurnPosition | None] = [
             TurnPosition(0, 0, len(prompt), len(prompt)),
             TurnPosition(len(prompt), len(prompt), end, len(text)),
         ]
+        turns = turns[-len(conversation.messages) :]
         return ConversationText(text, turns, "", [end], ((len(prompt), len(text)),))
 
 
@@ -394,7 +396,7 @@ class _TemplateRenderer:
             messages, mark, changes = convert_contents(messages, self.content_style)
             media = _ConversationMedia(kinds, owners, mark)
             conversation = replace(conversation, messages=messages)
-        if self.placeholder_formats and contains_match(contents, PLACEHOLDER_PATTERN):
+        if contains_match(contents, TEXT_MARKER_PATTERN):
             changes += (TEXT_PLACEHOLDERS,)
         if conversation.tools and any(map(is_bare_tool, conversation.tools)):
             changes += (WRAPPED_TOOLS,)

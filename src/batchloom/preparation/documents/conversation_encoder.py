@@ -248,7 +248,7 @@ def encode_conversations(
             texts += [text for _, text in samples]
     results = mask_texts(encoder, texts) if texts else []
     if encoder.joins_texts:
-        prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
+        prompts = [_join_prompt(rendered.conversation) for rendered in rendered_conversations]
         joined_texts = _start_where_prompts_end(encoder, prompts, results, all_trained=chat.train_on == "all")
         results = weight_texts(texts, joined_texts)
     encoded_samples = zip(rendered_conversations, texts, results, strict=True)
@@ -302,6 +302,11 @@ def prepare_conversation(conversation: Conversation, chat: ChatRecipe) -> Conver
     if messages is not conversation.messages:
         conversation = replace(conversation, messages=messages)
     return drop_reasoning(conversation) if chat.reasoning == "drop" else conversation
+
+
+def _join_prompt(conversation: Conversation) -> str:
+    """Return the text before the answer, which may be none."""
+    return "".join(message["content"] for message in conversation.messages[:-1])
 
 
 def _render_sample(
