@@ -16,7 +16,11 @@ from batchloom.compat import (
     load_jsonl_file,
 )
 from batchloom.core.errors import SettingsError
+from batchloom.preparation.settings import ProcessorConfig
 from batchloom.train import DataRequest, TrainRequest
+from chat.conftest import make_byte_level_tokenizer
+from compat import multimodal_worker
+from compat.multimodal_worker import write_conversations
 from processes import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -137,3 +141,40 @@ def test_data_loading_is_checked_where_the_data_is(tmp_path):
         found = run_script(tmp_path, "check_data_loading.py")
         assert found.stdout.startswith(f"found {path}\n")
         assert "1 documents" in found.stdout or "1 document" in found.stdout
+
+
+@pytest.fixture
+def multimodal_folder(tmp_path):
+    write_conversations(tmp_path / "texts.json")
+    make_byte_level_tokenizer(tmp_path / "tokenizer")
+    return tmp_path
+
+
+def check_log(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(f"perf/global_seq_len_{name}" in lines[0] for name in ("avg", "min", "max"))
+
+
+def test_a_trainer_takes_a_multimodal_dataset_and_its_collator(multimodal_folder):
+    trainer = multimodal_worker.train(multimodal_folder, "iterable")
+    check_log(multimodal_folder / "out-iterable" / "log.jsonl")
+    assert trainer.loader.plan.spec.seq_len == 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_train_on_a_multimodal_dataset(multimodal_folder, kind, ranks):
+    for result in run_ranks(Path(multimodal_worker.__file__), multimodal_folder, kind, ranks=ranks):
+        assert result.returncode == 0, result.stderr[-4000:]
+    check_log(multimodal_folder / f"out-{kind}" / "log.jsonl")
+
+
+def test_the_kind_of_a_processor_is_its_place_if_it_names_one(tmp_path):
+    make_byte_level_tokenizer(tmp_path / "tokenizer")
+    for kind, name in ((str(tmp_path / "tokenizer"), str(tmp_path / "tokenizer")), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")):
+        assert ProcessorConfig(processor_type=kind).processor_name == name
+    assert ProcessorConfig(processor_name="own", processor_type="qwen3_vl").processor_name == "own"
+    with pytest.raises(SettingsError, match="processor_name: missing; give a path or a Hub id"):
+        ProcessorConfig(processor_type="qwen3_vl")

@@ -98,6 +98,11 @@ class MultiModalDataset:
             self._process_loader = os.getpid(), Loader(self._store, prefetch=0, **settings)
         return self._process_loader[1]
 
+    def make_loader(self, **settings: Any) -> Loader:
+        """Return a loader of these rows with these sizes and ranks, as trainers need."""
+        self._get_loader()
+        return Loader(self._store, **{**self._settings, **settings})  # type: ignore[arg-type]
+
     def __len__(self) -> int:
         return len(self._get_loader())
 

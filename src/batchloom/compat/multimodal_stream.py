@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from typing import final
+from typing import Any, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from batchloom.batches import MediaOptions, find_world
+from batchloom.batches import Loader, MediaOptions, find_world
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.loading import find_second_share
 from batchloom.batches.media import CollateRow
@@ -106,6 +106,10 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         first, stop = rank_positions(0, row_count, rank, world_size)
         positions = list(range(start + first, start + stop))
         return positions + [count] * (-(-row_count // world_size) - len(positions))
+
+    def make_loader(self, **settings: Any) -> Loader:
+        """Return a loader of these rows, see :class:`batchloom.compat.MultiModalDataset`."""
+        return self._rows.make_loader(**settings)
 
     def get_collator(self) -> Collator:
         """Return the collator, see :class:`batchloom.compat.MultiModalDataset`."""

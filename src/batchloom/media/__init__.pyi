@@ -17,6 +17,7 @@ from .processor import (
     FeatureExtractor as FeatureExtractor,
     MediaProcessor as MediaProcessor,
     ProcessorFiles as ProcessorFiles,
+    is_tokenizer_folder as is_tokenizer_folder,
     join_features as join_features,
     open_processor as open_processor,
     read_processor_files as read_processor_files,

@@ -165,6 +165,13 @@ class MediaProcessor:
     notes: tuple[str, ...] = ()
 
 
+def is_tokenizer_folder(path: str) -> bool:
+    """Return whether a folder holds a tokenizer and no processor."""
+    folder = Path(path)
+    has_tokenizer = (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file()
+    return has_tokenizer and not any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
 def read_processor_files(folder: Path) -> ProcessorFiles:
     """Read the files of a processor in a folder.
 

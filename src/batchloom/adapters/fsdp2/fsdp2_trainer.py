@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -107,8 +107,8 @@ class FSDP2SFTTrainer:
         model: a causal language model; under torchrun its layers are sharded (``_no_split_modules``) after rank 0's
             weights were broadcast. A model that is already sharded is not changed.
         args: ``FSDP2Arguments``, ``TrainingArguments`` or ``SFTConfig``. Unsupported settings are rejected.
-        train_dataset: an open store, a ``Mixture``, a ``Plan``, a ``Loader``, or records
-            ``{"input_ids": [...], "labels": [...]}`` in memory (labels are the tokens, or -100).
+        train_dataset: an open store, a ``Mixture``, a ``Plan``, a ``Loader``, a ``MultiModalDataset`` (also
+            iterable), or records ``{"input_ids": [...], "labels": [...]}`` in memory (labels are the tokens, or -100).
         data_collator: None to use the plan's rows unchanged; else it takes the sequences of a pass, each
             ``{"input_ids", "labels", "position_ids"}`` of [seq_len] with padding, and returns the model's inputs.
 
@@ -129,6 +129,9 @@ class FSDP2SFTTrainer:
     ) -> None:
         self.args = convert_arguments(args)
         self.model = model
+        if isinstance(train_dataset, LoaderMaker):
+            # Its collator makes of rows what the loader gives already.
+            data_collator = None
         self.data_collator = data_collator
         self.log_history: list[dict[str, Any]] = []
         self._log_file = Path(self.args.output_dir) / "log.jsonl"
@@ -496,6 +499,14 @@ def _concat_padded(first: Tensor, second: Tensor) -> Tensor:
     return result
 
 
+@runtime_checkable
+class LoaderMaker(Protocol):
+    """A data set that makes the loader of its rows, as in ``batchloom.compat``."""
+
+    def make_loader(self, **settings: Any) -> Loader:
+        """Return a loader with these settings of the batch and of the run's length."""
+
+
 def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
     """Make the loader of this rank from any form of training data.
 
@@ -512,6 +523,13 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
                 f"per_device_train_batch_size is {micro}: make them equal."
             )
         return data
+    if isinstance(data, LoaderMaker):
+        length: dict[str, Any] = {"steps": args.max_steps} if args.max_steps > 0 else {}
+        length = length or {"epochs": int(args.num_train_epochs or 1)}
+        options = BatchOptions(micro_batch_size=micro)
+        loader = data.make_loader(global_batch_size=size, batch=options, **length)
+        _check_loader(loader)
+        return loader
     if isinstance(data, Plan):
         _check_plan(data, args, plan_settings, size)
         return Loader(data, batch=BatchOptions(micro_batch_size=micro))

@@ -23,7 +23,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import list_settings, quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_count, format_list, shorten
-from batchloom.media import FrameSampling
+from batchloom.media import FrameSampling, is_tokenizer_folder
 from batchloom.preparation.request.json_objects import leave_out_objects
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
@@ -207,6 +207,9 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
                 f"{multimodal[0][0]} needs a processor, but none is given: write "
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
+        if is_tokenizer_folder(processor):
+            # A language model that is trained on the texts of such data sets; records with media are refused.
+            return reading
         reading = replace(reading, media=MediaRecipe(processor=processor))
     if reading.media is not None and reading.media.sampling == FrameSampling():
         reading = replace(reading, media=replace(reading.media, sampling=sampling))

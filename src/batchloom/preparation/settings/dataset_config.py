@@ -144,11 +144,12 @@ class ProcessorConfig:
         str,
         Setting(
             help="Tokenizer, as prepare takes it: a path or a Hub id; also the processor of images and audio.",
-            check=_find_path_problem,
+            check=lambda _: "",
         ),
-    ]
+    ] = ""
     processor_type: Annotated[
-        str | None, Setting(help="Kind of the processor; not used, because its files say it.")
+        str | None,
+        Setting(help="Kind of the processor; used only without processor_name, as a path or a Hub id."),
     ] = None
     max_pixels: Annotated[int | None, Setting(help="Maximum pixels of a resized image.")] = None
     min_pixels: Annotated[int | None, Setting(help="Minimum pixels of a resized image.")] = None
@@ -168,7 +169,12 @@ class ProcessorConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        raise_problems(find_problems(self))
+        kind: object = self.processor_type
+        if self.processor_name == "" and isinstance(kind, str) and ("/" in kind or Path(kind).is_dir()):
+            object.__setattr__(self, "processor_name", kind)
+        missing = "missing; give a path or a Hub id" if self.processor_name == "" else ""
+        problem = missing or _find_path_problem(self.processor_name)
+        raise_problems(find_problems(self) + ([f"processor_name: {problem}"] if problem else []))
 
     def read_image_settings(self) -> dict[str, Any]:
         """Return the settings of the image processor that override those in its files.
