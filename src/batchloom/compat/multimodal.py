@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches import Loader, MediaOptions
+from batchloom.batches import BatchOptions, Loader, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.media import CollateRow, collate_rows, stacks_features_by_row, take_single_row
 from batchloom.compat.script_arguments import check_output
@@ -98,10 +98,24 @@ class MultiModalDataset:
             self._process_loader = os.getpid(), Loader(self._store, prefetch=0, **settings)
         return self._process_loader[1]
 
-    def make_loader(self, **settings: Any) -> Loader:
-        """Return a loader of these rows with these sizes and ranks, as trainers need."""
+    def make_loader(
+        self, *, global_batch_size: int, micro_batch_size: int, steps: int | None, epochs: int | None
+    ) -> Loader:
+        """Return a loader of these rows for a trainer, on its rank.
+
+        Args:
+            global_batch_size: rows of a step on all ranks.
+            micro_batch_size: rows of a pass.
+            steps: number of steps; None for ``epochs``.
+            epochs: number of epochs; None for ``steps``.
+
+        Raises:
+            InputError: ``build`` was not called.
+        """
         self._get_loader()
-        return Loader(self._store, **{**self._settings, **settings})  # type: ignore[arg-type]
+        options = BatchOptions(micro_batch_size=micro_batch_size)
+        settings = {**self._settings, "global_batch_size": global_batch_size, "steps": steps, "epochs": epochs}
+        return Loader(self._store, batch=options, **settings)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._get_loader())

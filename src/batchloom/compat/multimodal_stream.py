@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -107,9 +107,13 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         positions = list(range(start + first, start + stop))
         return positions + [count] * (-(-row_count // world_size) - len(positions))
 
-    def make_loader(self, **settings: Any) -> Loader:
+    def make_loader(
+        self, *, global_batch_size: int, micro_batch_size: int, steps: int | None, epochs: int | None
+    ) -> Loader:
         """Return a loader of these rows, see :class:`batchloom.compat.MultiModalDataset`."""
-        return self._rows.make_loader(**settings)
+        return self._rows.make_loader(
+            global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, steps=steps, epochs=epochs
+        )
 
     def get_collator(self) -> Collator:
         """Return the collator, see :class:`batchloom.compat.MultiModalDataset`."""

@@ -129,7 +129,7 @@ class FSDP2SFTTrainer:
     ) -> None:
         self.args = convert_arguments(args)
         self.model = model
-        if isinstance(train_dataset, LoaderMaker):
+        if isinstance(train_dataset, LoaderSource):
             # Its collator makes of rows what the loader gives already.
             data_collator = None
         self.data_collator = data_collator
@@ -500,11 +500,13 @@ def _concat_padded(first: Tensor, second: Tensor) -> Tensor:
 
 
 @runtime_checkable
-class LoaderMaker(Protocol):
+class LoaderSource(Protocol):
     """A data set that makes the loader of its rows, as in ``batchloom.compat``."""
 
-    def make_loader(self, **settings: Any) -> Loader:
-        """Return a loader with these settings of the batch and of the run's length."""
+    def make_loader(
+        self, *, global_batch_size: int, micro_batch_size: int, steps: int | None, epochs: int | None
+    ) -> Loader:
+        """Return a loader with these sizes of the batch and this length of the run."""
 
 
 def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
@@ -523,11 +525,10 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
                 f"per_device_train_batch_size is {micro}: make them equal."
             )
         return data
-    if isinstance(data, LoaderMaker):
-        length: dict[str, Any] = {"steps": args.max_steps} if args.max_steps > 0 else {}
-        length = length or {"epochs": int(args.num_train_epochs or 1)}
-        options = BatchOptions(micro_batch_size=micro)
-        loader = data.make_loader(global_batch_size=size, batch=options, **length)
+    if isinstance(data, LoaderSource):
+        steps = args.max_steps if args.max_steps > 0 else None
+        epochs = None if steps else int(args.num_train_epochs or 1)
+        loader = data.make_loader(global_batch_size=size, micro_batch_size=micro, steps=steps, epochs=epochs)
         _check_loader(loader)
         return loader
     if isinstance(data, Plan):
