@@ -103,8 +103,11 @@ if __name__ == "__main__":
     }
     with pytest.raises(TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"):
         check_engine(make_engine(store, 1, wrong_sizes), loader)
-    engine = make_engine(store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader))
-    with pytest.raises(TrainError, match=r"given training_data \(LoaderDataset\).*leave training"):
+    sizes = make_batch_size_config(loader)
+    with pytest.raises(TrainError, match=r"DistributedSampler gives .* Instead, leave training_data out"):
+        make_engine(store, 1, sizes, training_data=LoaderDataset(loader))
+    engine = make_engine(store, 1, sizes, training_data=[1, 2, 3, 4])
+    with pytest.raises(TrainError, match=r"given training_data \(list\).*leave training"):
         check_engine(engine, loader)
     # Nothing destroys the groups: torch joins their threads while it holds the GIL, and a thread may wait for it.
     dist.barrier()

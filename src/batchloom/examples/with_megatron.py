@@ -17,7 +17,8 @@ from batchloom.examples.job import Job, adamw, leave_group, main
 def train(model: Any, job: Job) -> None:
     """Train for the steps of a job."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    alone = None if ranks > 1 else "tcp://127.0.0.1:0"
+    # torchrun names an address, also for a single process.
+    alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group("gloo", alone, rank=rank, world_size=ranks)
     parallel_state.initialize_model_parallel()
     calc.init_num_microbatches_calculator(rank, None, job.global_batch_size, job.batch_size, ranks)

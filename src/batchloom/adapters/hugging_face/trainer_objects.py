@@ -376,14 +376,15 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
     def begin(self, loader: Loader, first: int) -> None:
         """Set the plan to its current state, from step ``first`` on."""
-        self._steps, self._first = LoaderDataset(loader), first
+        # The number of rows is asked for by what distributes them, which would divide the steps of a loader.
+        self._steps, self._step_count, self._first = LoaderDataset(loader), len(loader), first
         self._cached_batch: tuple[int, Batch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cached_batch": None}
 
     def __len__(self) -> int:
-        return (len(self._steps) - self._first) * self.dealing.rows
+        return (self._step_count - self._first) * self.dealing.rows
 
     @property
     def num_rows(self) -> int:
@@ -416,7 +417,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's rows in training order."""
-        for step in range(len(self._steps) - self._first):
+        for step in range(self._step_count - self._first):
             yield from self._read_step(step).split(1)
 
     def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":

@@ -21,6 +21,7 @@ _REMEDIES = {
     "transformers": "give Trainer the parts of batchloom.adapters.hugging_face",
     "accelerate": "do not give it to accelerator.prepare, and iterate it as it is "
     "(batchloom.adapters.accelerate.attach saves its state)",
+    "deepspeed": "leave training_data out of deepspeed.initialize, and iterate the loader",
     "lightning": _LIGHTNING_REMEDY,
     "pytorch_lightning": _LIGHTNING_REMEDY,
     "ray": "leave out ray.train.torch.prepare_data_loader, and iterate the loader",
