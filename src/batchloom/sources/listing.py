@@ -324,12 +324,12 @@ class _SourceLister:
     def _select_split(self, input_path: str, name: str, first: int) -> None:
         """Leave out other splits, and files about data sets, from source ``first`` on."""
         request = self._declared_input.split
-        if request is None and not self.sources.matches_path(SPLIT_HINT, first):
+        folder = strip_wildcard_part(input_path).rstrip("/") + "/"
+        if request is None and not self.sources.matches_path(SPLIT_HINT, first, len(os.fsencode(folder))):
             return
         listed = self.sources[first:]
-        beginning = len(strip_wildcard_part(input_path).rstrip("/")) + 1
         selection = select_split(
-            [source.path[beginning:] for source in listed],
+            [source.path[len(folder) :] for source in listed],
             [bool(FORMATS[source.kind].method) for source in listed],
             request,
             lambda number: _read_card(listed[number]),

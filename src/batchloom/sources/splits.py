@@ -40,7 +40,7 @@ _METADATA_NAME = re.compile(
     r"|dataset_infos?\.json|dataset_dict\.json|dummy_data\.zip|cache-[0-9a-f]{16}\S*\.arrow",
     re.IGNORECASE,
 )
-# A cheap search in all paths at once: without a match, all files are read.
+# A cheap search in all paths below the input at once: without a match, all files are read.
 SPLIT_HINT = re.compile(
     rb"(?:%b)[-._ 0-9/]|(?:readme|licen|copying|notice|citation|changelog|contributing|code_of|dataset_|cache-)"
     % _KEYWORD.removeprefix("train|training|").encode(),

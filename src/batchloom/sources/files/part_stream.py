@@ -3,6 +3,7 @@
 import os
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self, TypeVar, final, overload
@@ -230,9 +231,14 @@ class _TextColumn:
     def __getitem__(self, number: int) -> str:
         return self._data[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogatepass")
 
-    def matches(self, pattern: re.Pattern[bytes], first: int) -> bool:
-        """Return whether a pattern is in the texts from ``first`` on, joined."""
-        return pattern.search(self._data, self._ends[first]) is not None
+    def matches(self, pattern: re.Pattern[bytes], first: int, beginning: int) -> bool:
+        """Return whether a pattern is in the texts from ``first`` on, joined, after ``beginning`` bytes of each."""
+        position = self._ends[first] + beginning
+        while match := pattern.search(self._data, position):
+            position = self._ends[bisect_right(self._ends, match.start()) - 1] + beginning
+            if match.start() >= position:
+                return True
+        return False
 
 
 @final
@@ -265,10 +271,12 @@ class SourceTable(CompactSequence[Source]):
         self._times.append(source.mtime_ns if is_plain else 0)
         self._traits.append(number)
 
-    def matches_path(self, pattern: re.Pattern[bytes], first: int) -> bool:
-        """Return whether a pattern is in the paths from source ``first`` on, joined."""
+    def matches_path(self, pattern: re.Pattern[bytes], first: int, beginning: int) -> bool:
+        """Return whether a pattern is in the paths from source ``first`` on, after ``beginning`` bytes of each."""
         others = (source for number, source in self._others.items() if number >= first)
-        return self._paths.matches(pattern, first) or any(pattern.search(os.fsencode(one.path)) for one in others)
+        return self._paths.matches(pattern, first, beginning) or any(
+            pattern.search(os.fsencode(one.path), beginning) for one in others
+        )
 
     @property
     def kinds(self) -> set[str]:
