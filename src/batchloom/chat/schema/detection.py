@@ -580,8 +580,11 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns), suggestion)
-    if paths := list_text_paths(columns):
-        parts.append(f"text may be in {format_list(paths, _MAX_PATHS)} (--map text={paths[0]})")
+    named_paths, other_paths = _list_text_paths(columns)
+    if paths := named_paths or ([] if left_out else other_paths):
+        # Names that are near none say nothing about which of several is the text.
+        example = shlex.quote(f"text={paths[0]}") if named_paths or len(paths) == 1 else "text=PATH"
+        parts.append(f"strings are in {format_list(paths, _MAX_PATHS)} (--map {example} reads them as texts)")
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns))
 
@@ -648,23 +651,25 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         optional_roles = _find_optional_roles("instruction", columns, {prompt, response})
         return {"prompt": prompt, "response": response, **optional_roles}
     text = _find_closest_column("text", _TEXT_NAMES, texts)
-    if text is None and len(paths := list_text_paths(columns)) == 1:
+    if text is None and len(paths := _list_text_paths(columns)[0]) == 1:
         (text,) = paths
     return {"text": text} if text else {}
 
 
-def list_text_paths(columns: Mapping[str, Any]) -> list[str]:
-    """Return the paths of texts in objects and lists, by their names."""
-    paths = []
+def _list_text_paths(columns: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the paths of strings in objects and lists: those with the name of a text, and the others."""
+    named: list[str] = []
+    others: list[str] = []
     for name, value in columns.items():
         element, step = (value[0], "[]") if isinstance(value, list) and value else (value, "")
-        if isinstance(element, str) and step and _find_closest_column("text", _TEXT_NAMES, [name]):
-            paths.append(f"{name}[]")
+        if isinstance(element, str) and step:
+            (named if _find_closest_column("text", _TEXT_NAMES, [name]) else others).append(f"{name}[]")
         elif isinstance(element, Mapping) and not _is_messages(value):
             keys = [key for key, inner in element.items() if isinstance(inner, str)]
-            if key := _find_closest_column("text", _TEXT_NAMES, keys):
-                paths.append(f"{name}{step}.{key}")
-    return paths
+            closest = _find_closest_column("text", _TEXT_NAMES, keys)
+            for key in keys:
+                (named if key == closest else others).append(f"{name}{step}.{key}")
+    return named, others
 
 
 def _guess_responses_mapping(columns: Mapping[str, Any]) -> dict[str, str]:

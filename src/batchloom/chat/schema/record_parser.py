@@ -29,6 +29,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    FORM_RULES,
     MEDIA_COLUMNS,
     PROMPTS_REMEDY,
     TURN_COLUMNS,
@@ -72,6 +73,10 @@ from batchloom.core.loss_weights import (
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
+# Roles that no form needs.
+_OPTIONAL_ROLES = frozenset(role for rule in FORM_RULES for role in rule.optional) - frozenset(
+    role for rule in FORM_RULES for role in rule.required
+)
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 _OBJECT_PATTERN = re.compile(r"\s*\{\s*\"")
 _MEDIA_COLUMNS = frozenset(name for names in MEDIA_COLUMNS.values() for name in names)
@@ -651,9 +656,13 @@ def not_text_error(row: Row, column: RoleColumn, value: Any) -> UnusableRecordEr
     if value is None:
         return missing_column_error(row, column.role, column.names[0])
     remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
+    other = (
+        f"leave it out with --map {column.role}="
+        if column.role in _OPTIONAL_ROLES
+        else f"name another column with --map {column.role}=..."
+    )
     return UnusableRecordError(
-        f"column {column.name(row, value)!r} holds {describe_json_type(value)}, not text; "
-        f"{remedy} or name another column with --map {column.role}=..."
+        f"column {column.name(row, value)!r} holds {describe_json_type(value)}, not text; {remedy} or {other}"
     )
 
 
