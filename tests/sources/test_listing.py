@@ -4,7 +4,7 @@ import gzip
 import os
 import re
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given, strategies as st
@@ -45,6 +45,28 @@ def test_each_alternative_in_braces_must_be_there(tmp_path):
     for pattern in ("a-{0,1}.txt", "{a,b}-*.txt"):
         with pytest.raises(InputMissingError, match=r"a-1\.txt|Nothing matches .*b-"):
             list_sources([str(tmp_path / pattern)])
+
+
+@pytest.mark.parametrize("below", ["", "datasets--org--name", "datasets--org--name/snapshots"])
+def test_of_a_repository_in_the_hub_cache_the_main_revision_is_read(tmp_path, monkeypatch, below):
+    cache = tmp_path / "datasets--org--name"
+    for number, revision in enumerate("01"):
+        for split in ("train", "test"):
+            blob = cache / "blobs" / f"{split}{number}"
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            blob.write_text(f'{{"text": "{split} {number}"}}\n')
+            link = cache / "snapshots" / (revision * 40) / f"{split}.jsonl"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(blob)
+    with pytest.raises(InputError, match=r"holds 2 revisions, and no refs/main says which is read: name one of"):
+        list_sources([str(tmp_path / below)])
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1" * 40)
+    monkeypatch.chdir(tmp_path / below)
+    for folder in (str(tmp_path / below), "."):
+        listing = list_sources([folder])
+        assert [Path(source.path).read_text() for source in listing.sources] == ['{"text": "train 1"}\n']
+        assert any(f"revision {'1' * 40} (main) is read, and not 1 more" in note for note in listing.warnings)
 
 
 def test_a_snapshot_of_the_hub_cache_is_read_through_its_links(tmp_path):

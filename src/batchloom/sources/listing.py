@@ -34,7 +34,7 @@ from batchloom.core.files import (
 from batchloom.core.medium import detect_medium_kind
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
-from batchloom.core.wording import format_list
+from batchloom.core.wording import format_count, format_list
 from batchloom.remote import (
     PAGE_CACHE,
     clear_status_cache,
@@ -105,7 +105,9 @@ _SINGULAR = {
     "stores": "store",
 }
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
-_HUB_SNAPSHOT = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots/[0-9a-f]{40}(?:/|$)")
+# Folders in the cache of huggingface_hub: of a repository, of its revisions, and of one revision.
+_HUB_REPOSITORY = re.compile(r"(.*/(?:datasets|models)--[^/]+)(/snapshots)?")
+_HUB_SNAPSHOTS = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots(?:/[0-9a-f]{40})?(?:/|$)")
 _CARD_BYTES = 16 << 20
 _MAX_EXAMPLES = 3
 _LONG_WINDOW_BYTES = 128 << 20
@@ -551,7 +553,8 @@ class _SourceLister:
             path, label, status = entry
             if stat.S_ISDIR(status.st_mode):
                 if not self._skips_folder(path, status):
-                    stack.append(iter(self._list_saved(path, label) or self._iter_entries(path, label)))
+                    entries = self._list_saved(path, label) or self._list_hub_revision(path, label)
+                    stack.append(iter(entries or self._iter_entries(path, label)))
             else:
                 self._add_file(path, label, status)
 
@@ -602,6 +605,33 @@ class _SourceLister:
                 )
         prefix = "" if label in ("", ".") else f"{label}/"
         return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
+
+    def _list_hub_revision(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
+        """List the revision that is read of a repository in the Hub's cache; None for another folder.
+
+        Files of all revisions are in its ``blobs``, without names.
+        """
+        repository = _HUB_REPOSITORY.fullmatch(os.path.abspath(folder))  # noqa: PTH100 - as in LinkBounds
+        if repository is None:
+            return None
+        snapshots = folder.rstrip("/") + ("" if repository[2] else "/snapshots")
+        if not os.path.isdir(snapshots):  # noqa: PTH112
+            return None
+        revisions = sorted(os.listdir(snapshots))  # noqa: PTH208
+        main = Path(repository[1], "refs", "main")
+        revision = main.read_text().strip() if main.exists() else ""
+        if revision not in revisions:
+            if len(revisions) != 1:
+                raise InputError(
+                    f"{folder} holds {format_count(len(revisions), 'revision')}, and no refs/main says which is read: "
+                    f"name one of {snapshots}."
+                )
+            (revision,) = revisions
+        if len(revisions) > 1:
+            self._warn(f"{folder}: revision {revision} (main) is read, and not {len(revisions) - 1:,} more.")
+        prefix = "" if label in ("", ".") else f"{label}/"
+        status = self._stat(path := f"{snapshots}/{revision}")
+        return None if status is None else [(path, prefix + revision, status)]
 
     def _iter_entries(self, folder: str, label: str) -> Iterator[tuple[str, str, os.stat_result]]:
         """Yield path, name and status of the files and folders in a folder, in order.
@@ -889,7 +919,7 @@ class LinkBounds:
         if is_inside(real, real_top):
             return None
         # The cache of huggingface_hub keeps files beside the snapshots, which hold links to them.
-        if (cache := _HUB_SNAPSHOT.match(real_top)) and is_inside(real, f"{cache[1]}/blobs"):
+        if (cache := _HUB_SNAPSHOTS.match(real_top)) and is_inside(real, f"{cache[1]}/blobs"):
             return None
         # Every file below a linked folder leaves by the same link.
         folder = os.path.dirname(path)  # noqa: PTH120 - as above
