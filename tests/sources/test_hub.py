@@ -356,10 +356,7 @@ NAMES = {
         "hf://datasets/org/cards/data/b/0.jsonl",
     ],
     "hf://datasets/org/cards/data/b/0.jsonl": ["hf://datasets/org/cards/data/b/0.jsonl"],
-    "hf://datasets/org/cards/small": [
-        "hf://datasets/org/cards/small/test.jsonl",
-        "hf://datasets/org/cards/small/train.jsonl",
-    ],
+    "hf://datasets/org/cards/small": ["hf://datasets/org/cards/small/train.jsonl"],
     "tiny_shakespeare": ["karpathy/tiny_shakespeare/train.jsonl"],
 }
 
