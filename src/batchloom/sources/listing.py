@@ -607,7 +607,7 @@ class _SourceLister:
         return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
 
     def _list_hub_revision(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
-        """List the revision that is read of a repository in the Hub's cache; None for another folder.
+        """List one revision of a repository in the Hub's cache; None elsewhere.
 
         Files of all revisions are in its ``blobs``, without names.
         """

@@ -657,7 +657,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _list_text_paths(columns: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the paths of strings in objects and lists: those with the name of a text, and the others."""
+    """Return the paths of strings in objects and lists: named like a text, others."""
     named: list[str] = []
     others: list[str] = []
     for name, value in columns.items():

@@ -232,7 +232,10 @@ class _TextColumn:
         return self._data[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogatepass")
 
     def matches(self, pattern: re.Pattern[bytes], first: int, beginning: int) -> bool:
-        """Return whether a pattern is in the texts from ``first`` on, joined, after ``beginning`` bytes of each."""
+        """Return whether a pattern is in the texts from ``first`` on, joined.
+
+        The first ``beginning`` bytes of each text are left out.
+        """
         position = self._ends[first] + beginning
         while match := pattern.search(self._data, position):
             position = self._ends[bisect_right(self._ends, match.start()) - 1] + beginning
@@ -272,7 +275,10 @@ class SourceTable(CompactSequence[Source]):
         self._traits.append(number)
 
     def matches_path(self, pattern: re.Pattern[bytes], first: int, beginning: int) -> bool:
-        """Return whether a pattern is in the paths from source ``first`` on, after ``beginning`` bytes of each."""
+        """Return whether a pattern is in the paths from source ``first`` on, joined.
+
+        The first ``beginning`` bytes of each path are left out.
+        """
         others = (source for number, source in self._others.items() if number >= first)
         return self._paths.matches(pattern, first, beginning) or any(
             pattern.search(os.fsencode(one.path), beginning) for one in others
