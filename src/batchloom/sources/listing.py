@@ -327,7 +327,7 @@ class _SourceLister:
         """Leave out other splits, and files about data sets, from source ``first`` on."""
         request = self._declared_input.split
         folder = strip_wildcard_part(input_path).rstrip("/") + "/"
-        if request is None and not self.sources.matches_path(SPLIT_HINT, first, len(os.fsencode(folder))):
+        if request is None and not self.sources.matches_path(SPLIT_HINT, first, folder):
             return
         listed = self.sources[first:]
         selection = select_split(
