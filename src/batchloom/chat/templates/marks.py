@@ -328,6 +328,8 @@ def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:
     """Return whether any string in ``value``, keys included, holds a match."""
     if isinstance(value, str):
         return pattern.search(value) is not None
-    if isinstance(value, Mapping):
-        return any(contains_match(key, pattern) or contains_match(item, pattern) for key, item in value.items())
-    return isinstance(value, (list, tuple)) and any(contains_match(item, pattern) for item in value)
+    if isinstance(value, (list, tuple)):
+        return any(contains_match(item, pattern) for item in value)
+    return isinstance(value, Mapping) and any(
+        contains_match(key, pattern) or contains_match(item, pattern) for key, item in value.items()
+    )

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
 from batchloom.chat.templates.marks import contains_match
-from batchloom.core.medium import MEDIUM_KINDS, MediumKind
+from batchloom.core.medium import MEDIUM_KINDS, TEXT_MARKER_PATTERN, MediumKind
 from batchloom.core.wording import format_count
 
 # Candidates for the mark of a medium in a content that a template accepts only as a string.
@@ -191,6 +191,12 @@ def _describe_wrong_count(kinds: Sequence[MediumKind], count: int) -> str:
     if count == len(kinds):
         return "the template writes its media in another order"
     return f"the template writes {format_count(count, 'placeholder')} for its {media}"
+
+
+def describe_markers(messages: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Describe markers of media in texts, whose records have no column of such media."""
+    contents = [message.get("content") for message in messages]
+    return (TEXT_PLACEHOLDERS,) if contains_match(contents, TEXT_MARKER_PATTERN) else ()
 
 
 def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:

@@ -47,10 +47,10 @@ from batchloom.chat.templates.marks import (
     mark_messages,
 )
 from batchloom.chat.templates.media_placeholders import (
-    TEXT_PLACEHOLDERS,
     PlaceholderFormats,
     PlaceholderSpan,
     convert_contents,
+    describe_markers,
     detect_content_style,
     find_placeholder_spans,
     list_media_owners,
@@ -84,7 +84,7 @@ from batchloom.chat.templates.turn_positions import (
     make_control_pattern,
 )
 from batchloom.core.document import Conversation, TurnWeight
-from batchloom.core.medium import TEXT_MARKER_PATTERN, MediumKind
+from batchloom.core.medium import MediumKind
 from batchloom.core.settings import suggest
 
 # Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
@@ -359,15 +359,19 @@ class _TemplateRenderer:
 
     def render(self, conversation: Conversation, *, with_strings: bool) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
-        conversation, media, changes = self._adapt(conversation)
-        messages = list(map(normalize_message, conversation.messages))
-        tools, prompt = conversation.tools or None, conversation.is_prompt
+        prompt = conversation.is_prompt
         # A skeleton has neither the beginning of an answer nor the positions of strings.
         has_ranges = any(isinstance(flag, TurnWeight) and flag.ranges for flag in conversation.trained)
-        filled = None if tools or prompt or has_ranges or with_strings else self._fill_skeleton(messages)
-        if filled is not None and self._inserts_contents and not media.kinds:
+        is_fillable = not (conversation.tools or prompt or has_ranges or with_strings)
+        filled = self._fill_skeleton(conversation.messages) if is_fillable else None
+        changes = describe_markers(conversation.messages)
+        if filled is not None and self._inserts_contents:
             # Jinja would give the same text, but would take nearly half of the time of encoding a conversation.
             return filled._replace(altered=(*filled.altered, *changes)) if changes else filled
+        conversation, media, adaptations = self._adapt(conversation)
+        changes += adaptations
+        messages = list(map(normalize_message, conversation.messages))
+        tools = conversation.tools or None
         try:
             output = self.template.render(messages, tools, prompt=prompt)
         except RenderError as error:
@@ -389,15 +393,12 @@ class _TemplateRenderer:
         messages = conversation.messages
         media = _ConversationMedia([], [], "")
         changes: tuple[str, ...] = ()
-        contents = [message.get("content") for message in messages]
-        if self.content_style.texts == "parts" or any(isinstance(content, list) for content in contents):
+        if self.content_style.texts == "parts" or any(isinstance(message.get("content"), list) for message in messages):
             kinds = [medium.kind for medium in conversation.media]
             owners = list_media_owners(messages, self.placeholder_formats)
             messages, mark, changes = convert_contents(messages, self.content_style)
             media = _ConversationMedia(kinds, owners, mark)
             conversation = replace(conversation, messages=messages)
-        if contains_match(contents, TEXT_MARKER_PATTERN):
-            changes += (TEXT_PLACEHOLDERS,)
         if conversation.tools and any(map(is_bare_tool, conversation.tools)):
             changes += (WRAPPED_TOOLS,)
             conversation = replace(conversation, tools=list(map(wrap_tool, conversation.tools)))

@@ -5,7 +5,7 @@ They are the same for all conversations of a shape.
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -72,10 +72,12 @@ class TurnSkeleton:
 
     # Texts that the template writes, one more than slots.
     fixed_texts: tuple[str, ...]
-    # Message index of each slot, and what the template strips: 0 nothing, 1 white space before, 2 after, 3 both.
-    slots: tuple[tuple[int, int], ...]
-    # Positions of head, body and end of each message; None for omitted messages.
-    turns: tuple[tuple[tuple[int, int], ...] | None, ...]
+    # Message index of each slot, and the function that strips what the template strips of a content.
+    slots: tuple[tuple[int, Callable[[str], str]], ...]
+    # Positions of head, body, stop and end of the written messages, one after the other.
+    turns: tuple[tuple[int, int], ...]
+    # Indices of omitted messages, in ascending order.
+    omitted: tuple[int, ...]
     # Positions of the control tokens in the fixed texts.
     control: tuple[tuple[int, int], ...]
     # Alterations that the template makes to messages of this shape, in words.
@@ -84,20 +86,20 @@ class TurnSkeleton:
     def fill(self, contents: Sequence[str]) -> ConversationText:
         """Return the fixed texts with these contents of the messages between them."""
         altered = self.altered
-        slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
+        slot_contents = [strip(contents[number]) for number, strip in self.slots]
         if slot_contents != [contents[number] for number, _ in self.slots]:
             altered = (*altered, "strips white space around contents")
-        parts = [self.fixed_texts[0]]
-        content_offsets = [length := 0]
-        for content, fixed_text in zip(slot_contents, self.fixed_texts[1:], strict=True):
-            parts += (content, fixed_text)
-            length += len(content)
-            content_offsets.append(length)
-        turns = [
-            None if anchors is None else TurnPosition(*[fixed + content_offsets[slots] for slots, fixed in anchors])
-            for anchors in self.turns
+        parts = [*self.fixed_texts, *slot_contents]
+        parts[::2] = self.fixed_texts
+        parts[1::2] = slot_contents
+        lengths = [0, *accumulate(map(len, slot_contents))]
+        offsets = [fixed + lengths[slots] for slots, fixed in self.turns]
+        turns: list[TurnPosition | None] = [
+            TurnPosition(*offsets[first : first + 4]) for first in range(0, len(offsets), 4)
         ]
-        control = [fixed + content_offsets[slots] for slots, fixed in self.control]
+        for number in self.omitted:
+            turns.insert(number, None)
+        control = [fixed + lengths[slots] for slots, fixed in self.control]
         return ConversationText("".join(parts), turns, "", control, None, altered)
 
 
@@ -152,8 +154,9 @@ def make_skeleton(
 
     return TurnSkeleton(
         fixed_texts=fixed_texts,
-        slots=tuple((string.owner, strip_mode) for string, strip_mode in zip(strings, strip_modes, strict=True)),
-        turns=tuple(None if turn is None else tuple(map(make_anchor, turn)) for turn in turns),
+        slots=tuple((string.owner, _STRIP_FUNCTIONS[mode]) for string, mode in zip(strings, strip_modes, strict=True)),
+        turns=tuple(make_anchor(position) for turn in turns if turn is not None for position in turn),
+        omitted=tuple(number for number, turn in enumerate(turns) if turn is None),
         control=tuple(
             make_anchor(start + match.start())
             for start, fixed_text in zip(starts, fixed_texts, strict=True)

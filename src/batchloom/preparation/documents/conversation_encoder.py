@@ -262,12 +262,12 @@ def encode_conversations(
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
-        changes = [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]
-        # Each earlier thought is the last one of another sample, or is not wanted.
-        is_kept = chat.reasoning == "keep"
-        out.note_altered(number, [change for change in changes if is_kept or change != OMITTED_REASONING])
-        out.rounded |= any(proved.rounded for _, proved, _ in proved_samples)
+        if changes := [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]:
+            # Each earlier thought is the last one of another sample, or is not wanted.
+            is_kept = chat.reasoning == "keep"
+            out.note_altered(number, [change for change in changes if is_kept or change != OMITTED_REASONING])
         for rendered, proved, placed in proved_samples:
+            out.rounded |= proved.rounded
             if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
                 _apply_overlong(out, rendered, proved, placed, chat)
             elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
