@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import fields
 from pathlib import Path
 
 from batchloom import Recipe, open_store
@@ -20,7 +21,7 @@ from batchloom.store import read_manifest
 INLINE = ExecutionSettings(workers=1)
 SMALL_LIMITS = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
-READ_SETTINGS = ("text_field", "mapping", "split_on", "normalize", "clean", "prompts", "carry", "allow_skipped")
+READ_SETTINGS = [field.name for field in fields(ReadRecipe)]
 CHAT_SETTINGS = ("template", "train_on", "max_tokens", "overlong", "prove")
 
 

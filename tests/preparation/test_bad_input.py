@@ -58,7 +58,10 @@ LINE = '{"text": "' + "before " * 20 + "%s" + " behind" * 20 + '"}\n'
 )
 @pytest.mark.parametrize(
     ("bad_bytes", "escaped", "reason"),
-    [(b"\xe9", r"\xe9", "from its encoding .*with: iconv -f ENCODING -t UTF-8"), (b"\0", r"\x00", "NUL|escapes")],
+    [
+        (b"\xe9", r"\xe9", "is not valid UTF-8.*; name the file's encoding: --encoding "),
+        (b"\0", r"\x00", "NUL|escapes"),
+    ],
 )
 def test_invalid_text_bytes_are_shown_at_their_position(tmp_path, name, line, bad_bytes, escaped, reason):
     lines = [(line % n).encode() for n in range(30)]
@@ -87,7 +90,7 @@ def test_invalid_text_bytes_are_shown_at_their_position(tmp_path, name, line, ba
 def test_wide_text_is_no_text_and_comes_with_its_remedy(tmp_path, name, encoding):
     text = {"a.json": '[{"text": "hello"}]', "a.csv": "text,n\nhello,1\n"}.get(name, '{"text": "hello"}\n')
     (tmp_path / name).write_bytes(text.encode(encoding))
-    with pytest.raises(InputError, match=r"iconv -f UTF-(16|32)(LE|BE)? -t UTF-8"):
+    with pytest.raises(InputError, match=r"; name it: --encoding utf-(16|32)(-le|-be)?"):
         prepare_store(tmp_path / name, tmp_path / "out")
 
 

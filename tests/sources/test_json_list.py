@@ -107,7 +107,7 @@ def test_an_object_that_is_no_record_is_bad(tmp_path):
 
 
 def test_utf16_is_refused_with_a_remedy(tmp_path):
-    with pytest.raises(InputError, match="a.json cannot be read: this is UTF-16, not UTF-8 .* iconv -f UTF-16 "):
+    with pytest.raises(InputError, match="a.json cannot be read: this is UTF-16, not UTF-8 .* --encoding utf-16"):
         read_inputs(write_file(tmp_path, '[{"a":1}]'.encode("utf-16")))
 
 

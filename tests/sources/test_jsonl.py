@@ -129,11 +129,11 @@ def test_a_text_field_whose_name_json_escapes_is_refused(tmp_path, field):
 @pytest.mark.parametrize(
     ("mark", "encoding", "reason"),
     [
-        (b"\xff\xfe", "utf-16-le", "UTF-16, .* byte order mark FF FE.*: iconv -f UTF-16 -t UTF-8$"),
-        (b"\xfe\xff", "utf-16-be", "UTF-16, .* byte order mark FE FF.*: iconv -f UTF-16 -t UTF-8$"),
-        (b"\xff\xfe\0\0", "utf-32-le", "UTF-32, .* mark FF FE 00 00.*: iconv -f UTF-32 -t UTF-8$"),
-        (b"", "utf-16-le", "seems to be UTF-16, .*: iconv -f UTF-16LE -t UTF-8$"),
-        (b"", "utf-16-be", "seems to be UTF-16, .*: iconv -f UTF-16BE -t UTF-8$"),
+        (b"\xff\xfe", "utf-16-le", "UTF-16, .* byte order mark FF FE.*: --encoding utf-16$"),
+        (b"\xfe\xff", "utf-16-be", "UTF-16, .* byte order mark FE FF.*: --encoding utf-16$"),
+        (b"\xff\xfe\0\0", "utf-32-le", "UTF-32, .* mark FF FE 00 00.*: --encoding utf-32$"),
+        (b"", "utf-16-le", "seems to be UTF-16, .*: --encoding utf-16-le$"),
+        (b"", "utf-16-be", "seems to be UTF-16, .*: --encoding utf-16-be$"),
     ],
 )
 def test_another_encoding_is_named_with_its_conversion(tmp_path, mark, encoding, reason):

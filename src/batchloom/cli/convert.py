@@ -39,6 +39,10 @@ def convert(
         str | None,
         Option(help="Split of the data sets in folders and archives, as prepare takes it.", show_default="train"),
     ] = None,
+    encoding: Annotated[
+        str | None,
+        Option(help="Encoding of text, JSON and CSV files: gb18030, cp1252, utf-16.", show_default="utf-8"),
+    ] = None,
     split_on: Annotated[
         str,
         Option(help="Part of a text file that becomes a row, in the form prepare takes."),
@@ -75,6 +79,7 @@ def convert(
             columns=[name.strip() for name in columns.split(",")] if columns is not None else None,
             text_field=text_field,
             input_split=input_split,
+            encoding=encoding,
             split_on=unescape_marker(split_on),
             max_bad=max_bad,
             force=force,

@@ -38,6 +38,7 @@ _LEGEND = (
             "prompts",
             "carry",
             "input_split",
+            "encoding",
             "split_on",
             "normalize",
             "clean",

@@ -478,6 +478,7 @@ def convert(
     columns: Sequence[str] | None = None,
     text_field: str | None = None,
     input_split: str | None = None,
+    encoding: str | None = None,
     split_on: str = "auto",
     max_bad: int | str = "0.1%",
     force: bool = False,
@@ -498,6 +499,7 @@ def convert(
         columns: output columns, in order, by their names in the output.
         text_field: the single column that holds the text: rows are ``{"text": ...}``.
         input_split: split of the data sets in folders, archives and on the Hub; see ``ReadRecipe``.
+        encoding: encoding of text, JSON and CSV files; None for UTF-8.
         split_on: rule that splits a text file into documents; see ``ReadRecipe``.
         max_bad: maximum of unusable records: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
@@ -527,6 +529,7 @@ def convert(
             text_field=text_field,
             mapping=dict(mapping or {}),
             input_split=input_split,
+            encoding=encoding,
             split_on=split_on,
             allow_skipped=allow_skipped,
         ),

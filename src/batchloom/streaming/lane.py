@@ -136,7 +136,7 @@ class RangeRecordReader:
         self._low, self._high = -1, -1
         self._reads_whole_part = record_range.covers_part and not record
         self._table = choose_read_method(source, rules) == "table"
-        at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.compression is None
+        at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.is_plain
         # The records of a sample are counted from the beginning of the source.
         at_byte = at_byte and source.sample is None
         text = is_sequential_text(record_range.unit_part, rules)

@@ -565,7 +565,7 @@ def _make_document_keys(rows: NDArray[np.void]) -> NDArray[np.uint64]:
 
 def _describe_unclosed_json(source: Source) -> str:
     """Describe a plain JSON file that is cut short; empty if it is complete."""
-    if source.kind != "json" or source.compression or source.member or is_url(source.path):
+    if source.kind != "json" or not source.is_plain or source.member or is_url(source.path):
         return ""
     with open_source(source) as file:
         begin = file.read(_EDGE_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]

@@ -135,7 +135,7 @@ class InputSample:
         if sample_range.position_count is None or not has_row_counts:
             return sample_range.part, None
         max_characters = sample_range.position_count * self.sizes.probe_bytes
-        packed = sample_range.part.source.compression is not None
+        packed = not sample_range.part.source.is_plain
         return sample_range.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters
 
     def is_table(self, part: SourcePart) -> bool:

@@ -7,6 +7,7 @@ are decompressed while they are read.
 
 import abc
 import bz2
+import codecs
 import contextlib
 import io
 import itertools
@@ -162,6 +163,33 @@ def read_zstd_window(file: BinaryIO) -> int:
         return int(zstandard.get_frame_parameters(file.read(_ZSTD_HEADER_BYTES)).window_size)
     except zstandard.ZstdError:
         return 0
+
+
+@final
+class Transcoder:
+    """Reader of a text in another encoding as UTF-8.
+
+    Bytes that the encoding lacks stay as they are, so that the record around them is refused as invalid UTF-8.
+    """
+
+    def __init__(self, file: Decompressor, encoding: str) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+        self._output = b""
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Decompressor`.
+
+        Raises:
+            UnicodeDecodeError: bytes below 128 are missing in the encoding, as in a part of a character of UTF-16.
+        """
+        while not self._output:
+            data = self._file.read(size)
+            self._output = self._decoder.decode(data, final=not data).encode("utf-8", "surrogateescape")
+            if not data:
+                break
+        data, self._output = self._output[:size], self._output[size:]
+        return data
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:

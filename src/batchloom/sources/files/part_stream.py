@@ -20,6 +20,7 @@ from batchloom.sources.files.file_opening import (
     Compression,
     DecompressionError,
     Decompressor,
+    Transcoder,
     detect_compression,
     make_decompressor,
     open_location,
@@ -135,6 +136,7 @@ class Source:
         revision: pinned commit of the repository, so that the file cannot change; else empty.
         input: number of the input that listed it.
         sample: records that are read; None for all.
+        encoding: encoding of its text; empty for UTF-8, and for formats that name their encoding.
     """
 
     name: str
@@ -147,6 +149,12 @@ class Source:
     revision: str = ""
     input: int = 0
     sample: RecordSample | None = None
+    encoding: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if its bytes are read as they are: neither decompressed nor decoded."""
+        return self.compression is None and not self.encoding
 
     @property
     def file(self) -> str:
@@ -258,7 +266,7 @@ class SourceTable(CompactSequence[Source]):
 
     def append(self, source: Source) -> None:
         """Append a source."""
-        traits = (source.kind, source.compression, source.revision, source.input)
+        traits = (source.kind, source.compression, source.revision, source.input, source.encoding)
         is_plain = source.member is None and source.sample is None and source.mtime_ns in _INT64
         if not is_plain:
             self._others[len(self)] = source
@@ -309,10 +317,10 @@ class SourceTable(CompactSequence[Source]):
         """Return a source."""
         if number in self._others:
             return self._others[number]
-        kind, compression, revision, input_number = self._trait_values[self._traits[number]]
+        kind, compression, revision, input_number, encoding = self._trait_values[self._traits[number]]
         size, mtime_ns = self._sizes[number], self._times[number]
         name, path = self._names[number], self._paths[number]
-        return Source(name, path, kind, compression, size, mtime_ns, None, revision, input_number)
+        return Source(name, path, kind, compression, size, mtime_ns, None, revision, input_number, encoding=encoding)
 
 
 @final
@@ -374,7 +382,9 @@ class PartStream:
         self._decompressor: Decompressor | None = None
         if source.compression is not None:
             self._decompressor = make_decompressor(source.compression, self._file)
-        elif start:
+        if source.encoding:
+            self._decompressor = Transcoder(self._decompressor or self._file, source.encoding)
+        if source.is_plain and start:
             self._file.seek(start)
 
     def __enter__(self) -> Self:
@@ -386,14 +396,14 @@ class PartStream:
     @property
     def consumed(self) -> int:
         """Number of bytes of the listed file read so far."""
-        if self.source.compression is None:
+        if self.source.is_plain:
             return self.position - self._start
         return min(self._file.tell(), self.source.size)
 
     @property
     def ends_before_source(self) -> bool:
         """True if the part ends before its source does."""
-        return self.source.compression is None and self._stop < self.source.size
+        return self.source.is_plain and self._stop < self.source.size
 
     def read(self, size: int) -> bytes:
         """Return at most ``size`` bytes, empty only at the end.
@@ -413,6 +423,11 @@ class PartStream:
             raise (self._find_compression_mismatch() or self._make_data_error(f"is broken ({error})")) from error
         except InputError:
             raise
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.source.name} cannot be read as {self.source.encoding} ({error.reason}): give another "
+                "--encoding, or leave it out."
+            ) from error
         except OSError as error:
             raise InputError(f"{self.source.name} cannot be read: {describe_os_error(error)}.") from error
         self._hash.update(data)

@@ -196,6 +196,8 @@ FORMATS = {
         ),
     )
 }
+# Methods of formats that name the encoding of their texts.
+_BINARY_METHODS = frozenset(("table", "samples", "warc"))
 KIND_BY_SUFFIX = {suffix: kind for kind, source_format in FORMATS.items() for suffix in source_format.suffixes}
 KIND_BY_MAGIC = {magic: kind for kind, source_format in FORMATS.items() for magic in source_format.magic}
 KIND_BY_FILE_NAME = {name: kind for kind, source_format in FORMATS.items() for name in source_format.file_names}
@@ -207,7 +209,7 @@ def choose_read_method(source: Source, rules: ReadRules) -> str:
     if method := FORMATS[source.kind].method:
         return method
     if rules.split_on == "auto":
-        large = source.compression is not None or source.size > rules.limits.whole_text_bytes
+        large = not source.is_plain or source.size > rules.limits.whole_text_bytes
         return "cut" if source.kind == "text" and large else "file"
     return rules.split_on if rules.split_on in SPLIT_WORDS else "marker"
 
@@ -223,7 +225,7 @@ def is_splittable(source: Source, rules: ReadRules) -> bool:
         # Its records are counted from its beginning.
         return False
     cut, member = get_read_method(source, rules).cut, source.member
-    is_direct = source.compression is None and (member is None or member.direct)
+    is_direct = source.is_plain and (member is None or member.direct)
     # Only a complete read verifies a checksum; tables are read in ranges in any case.
     has_checksum = member is not None and member.crc is not None and cut != "row groups"
     return is_direct and not has_checksum and cut != "whole"
@@ -459,12 +461,18 @@ class DeclaredInput:
         location: origin of the declaration, for messages; empty if the input itself declares it.
         follow_links: whether to follow symbolic links that lead out of its folder.
         split: split of its data sets that is read; None for ``train``, or the only one.
+        encoding: encoding of its texts; empty for UTF-8.
     """
 
     form: InputFormat | None = None
     location: str = ""
     follow_links: bool = False
     split: SplitRequest | None = None
+    encoding: str = ""
+
+    def get_encoding(self, kind: str) -> str:
+        """Return the encoding of files of a kind; empty if it names its own."""
+        return "" if FORMATS[kind].method in _BINARY_METHODS else self.encoding
 
 
 def matches_format(form: InputFormat | None, kind: str | None) -> bool:
@@ -488,11 +496,14 @@ def reraise_with_location(error: InputError, location: str) -> NoReturn:
 
 
 def detect_kind(
-    name_detection: FileDetection | None, name: str, read_start: Callable[[Compression | None], bytes]
+    name_detection: FileDetection | None,
+    name: str,
+    read_start: Callable[[Compression | None], bytes],
+    encoding: str = "",
 ) -> FileDetection:
     """Return the kind of a file by its name, or by its first bytes if they decide.
 
-    ``read_start`` returns the first bytes, decompressed; it is called only if needed.
+    ``read_start`` returns the first bytes, decompressed; it is called only if needed. ``encoding`` is that of a text.
     """
     if name_detection is not None and not needs_content(name_detection):
         return name_detection
@@ -501,22 +512,33 @@ def detect_kind(
     if compression is None:
         compression = detect_compression(head)
         head = read_start(compression) if compression else head
-    return detect_kind_by_content(name_detection, name, head, compression)
+    return detect_kind_by_content(name_detection, name, _decode_start(head, encoding), compression)
 
 
-def detect_file_kind(source: Source) -> FileDetection:
+def _decode_start(start: bytes, encoding: str) -> bytes:
+    """Return the first bytes of a text in UTF-8; those of any other file as they are."""
+    if not encoding:
+        return start
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(start).encode()
+    except UnicodeDecodeError:
+        return start
+
+
+def detect_file_kind(source: Source, encoding: str) -> FileDetection:
     """Return the kind of a local or remote file; the kind of ``source`` is ignored."""
     name = redact_url(source.path)
-    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source))
+    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source), encoding)
 
 
-def detect_declared_kind(source: Source, verdict: FileDetection, form: InputFormat | None) -> FileDetection:
+def detect_declared_kind(source: Source, verdict: FileDetection, declared: DeclaredInput) -> FileDetection:
     """Return the kind of a file with a declared format; ``verdict`` is as detected."""
+    form = declared.form
     if form in (None, "hf_dataset") or verdict.kind is None or FORMATS[verdict.kind].method:
         return verdict
     # The name is that of a text, so the content decides.
     name_detection = FileDetection("json") if form in ("json", "jsonl") else None
-    head = _read_start(source, verdict.compression)
+    head = _decode_start(_read_start(source, verdict.compression), declared.encoding)
     content_detection = detect_kind_by_content(name_detection, redact_url(source.path), head, verdict.compression)
     if form == "csv" and content_detection.kind == "text":
         # Any text may be CSV, unless it holds records of another kind.
@@ -540,7 +562,10 @@ def _needs_line(start: bytes) -> bool:
 
 
 def list_archive_sources(
-    archive: Archive, skipped_counts: Counter[str], note_unread: Callable[[str, FileDetection, int], None]
+    archive: Archive,
+    declared: DeclaredInput,
+    skipped_counts: Counter[str],
+    note_unread: Callable[[str, FileDetection, int], None],
 ) -> Iterator[tuple[str, Source]]:
     """Yield the name and source, named ``archive/member``, of each readable member.
 
@@ -548,7 +573,7 @@ def list_archive_sources(
     """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
-        verdict = _detect_member_kind(archive, entry)
+        verdict = _detect_member_kind(archive, entry, declared.encoding)
         if verdict.kind is None or not verdict.sure:
             skipped_counts[verdict.label] += 1
             note_unread(f"{archive.name}/{entry.name}", verdict, entry.member.size)
@@ -567,11 +592,12 @@ def list_archive_sources(
                     archive.mtime_ns,
                     entry.member,
                     archive.revision,
+                    encoding=declared.get_encoding(verdict.kind),
                 ),
             )
 
 
-def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
+def _detect_member_kind(archive: Archive, entry: ArchiveEntry, encoding: str) -> FileDetection:
     """Return the kind of a member, "broken" if it contradicts its own name."""
     if not needs_content(name_detection := detect_kind_by_name(entry.name)):
         return name_detection or FileDetection(None, None, "unknown")
@@ -579,7 +605,7 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
         with closing(entry.start()) as file:
             head = _FileHead(file)
             try:
-                return detect_kind(name_detection, entry.name, head.read_start)
+                return detect_kind(name_detection, entry.name, head.read_start, encoding)
             except (DecompressionError, EOFError):
                 if head.damaged:
                     raise

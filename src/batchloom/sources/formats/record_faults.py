@@ -77,12 +77,11 @@ def excerpt_around(data: bytes, at: int) -> str:
 
 def describe_invalid_utf8(data: bytes, at: int) -> str:
     """Explain a byte that is no UTF-8, and what other encodings make of it."""
-    readings = [f"{name} reads {word}" for name, word in _guess_encodings(data, at)]
-    guess = f" ({', '.join(readings)})" if readings else ""
-    return (
-        f"byte 0x{data[at]:02x} is not valid UTF-8; convert the file from its encoding{guess} with: iconv -f ENCODING "
-        "-t UTF-8"
-    )
+    guesses = _guess_encodings(data, at)
+    readings = ", ".join(f"{name} reads {word}" for name, word in guesses)
+    encoding = guesses[0][0] if len(guesses) == 1 else "ENCODING"
+    byte = f"byte 0x{data[at]:02x} is not valid UTF-8{f' ({readings})' if readings else ''}"
+    return f"{byte}; name the file's encoding: --encoding {encoding}"
 
 
 def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
@@ -117,8 +116,8 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
         reason = describe_invalid_utf8(data, at).replace(" is not", f" at offset {offset + at} is not", 1)
     elif reason is None:
         reason = (
-            f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: iconv -f UTF-16 -t "
-            r"UTF-8, else remove the NUL bytes: tr -d '\000'"
+            f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: --encoding utf-16, else "
+            r"remove the NUL bytes: tr -d '\000'"
         )
     if not first or describe_wide_encoding(data):
         return BadRecord(record, offset, None, reason, excerpt_around(data, at))
@@ -143,12 +142,12 @@ def describe_wide_encoding(start: bytes) -> str | None:
         if start.startswith(mark):
             mark_hex = mark.hex(" ").upper()
             return (
-                f"this is {name}, not UTF-8 (it begins with the byte order mark {mark_hex}); convert the file with: "
-                f"iconv -f {name} -t UTF-8"
+                f"this is {name}, not UTF-8 (it begins with the byte order mark {mark_hex}); name it: --encoding "
+                f"{name.lower()}"
             )
     if len(start) > 3 and (start[0] == 0) != (start[1] == 0) and any(start[2:4]):
         order = "BE" if start[0] == 0 else "LE"
-        return f"this seems to be UTF-16, not UTF-8; convert the file with: iconv -f UTF-16{order} -t UTF-8"
+        return f"this seems to be UTF-16, not UTF-8; name it: --encoding utf-16-{order.lower()}"
     return None
 
 

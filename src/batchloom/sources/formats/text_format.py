@@ -183,9 +183,10 @@ def _make_whole_record(data: bytes, max_bytes: int) -> Records:
 def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """Yield a long text cut into documents of about ``document_bytes``, without gaps."""
     limits = rules.limits
-    compressed = stream.source.compression is not None
-    buffer = stream.read_up_to(limits.whole_text_bytes + 1) if compressed else b""
-    if compressed and len(buffer) <= limits.whole_text_bytes:
+    # The size of others says whether they are long.
+    is_unmeasured = not stream.source.is_plain
+    buffer = stream.read_up_to(limits.whole_text_bytes + 1) if is_unmeasured else b""
+    if is_unmeasured and len(buffer) <= limits.whole_text_bytes:
         yield _make_whole_record(buffer, limits.record_bytes)
         return
     offset, record, at_end = stream.position - len(buffer), 0, False
