@@ -233,19 +233,27 @@ def _map_llmc(path: Path, header: tuple[int, int], declared_dtype: str | None) -
 def _read_bounds(
     path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries
 ) -> tuple[Iterator[NDArray[np.uint32]], str] | None:
-    """Return the document lengths that a file beside the ids lists, and a note.
+    """Read the document lengths from the index of a token file.
 
-    Read are the index of datatrove (``NAME.index``: where each document ends, uint64) and the table of dolma and
-    OLMo-core (``NAME.csv.gz``: start and end of each document in its first columns).
+    Supported are the index of datatrove (``NAME.index``: the end of each document, uint64) and the table of dolma and
+    OLMo-core (``NAME.csv.gz``: start and end of each document in the first two columns).
+
+    Returns:
+        Lengths in tokens, and a note for the user; None without an index.
+
+    Raises:
+        InputError: the index does not fit the token file, or the options.
     """
     datatrove, dolma = path.with_name(f"{path.name}.index"), path.with_suffix(".csv.gz")
     index = next((one for one in (datatrove, dolma) if one.is_file()), None)
     if index is None:
         return None
     if cutting.document_tokens is not None:
-        raise InputError(f"{index} says where documents end; leave --document-tokens out, or move it elsewhere.")
+        raise InputError(
+            f"{index} gives the ends of the documents; leave --document-tokens out, or move the file elsewhere."
+        )
     if (masked := path.with_name(f"{path.name}.loss")).is_file():
-        raise InputError(f"{masked} says which tokens are trained, and is not read; move it elsewhere to train all.")
+        raise InputError(f"{masked} marks the trained tokens, and is not read; move it elsewhere to train all tokens.")
     ends = _read_datatrove_ends(index) if index == datatrove else _read_dolma_ends(index)
     lengths = np.diff(ends, prepend=0)
     if not len(ends) or (lengths < 0).any() or int(ends[-1]) != tokens.size:
@@ -254,7 +262,7 @@ def _read_bounds(
             f"{index} lists documents up to token {last:,}, and {path.name} has {tokens.size:,}: give the --dtype of "
             "its ids, or fetch both files again."
         )
-    note = f"{index.name} says where the {len(ends):,} documents of {path.name} end"
+    note = f"{index.name} gives the ends of the {len(ends):,} documents of {path.name}"
     if (eod := cutting.end_id if cutting.eod is None else cutting.eod) is not None:
         inside = int(np.count_nonzero(tokens == eod))
         missing = int(np.count_nonzero(tokens[ends[lengths > 0] - 1] != eod))

@@ -1,4 +1,4 @@
-"""Files of one JSON object each: records, or settings and facts beside them."""
+"""Files that hold one JSON object: records, or settings of a project."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
