@@ -1,5 +1,6 @@
 """Processors of the Hub, simulated by a loopback server: cache and offline use."""
 
+import json
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def hub(folder):
         yield address
 
 
-def run_prepare(processor, source, out, home, **environment):
+def run_job(home, environment, *words):
     """Run ``prepare`` in a separate process with ``home`` as the Hub's folder."""
     hub_settings = {
         "HF_HOME": str(home),
@@ -35,8 +36,12 @@ def run_prepare(processor, source, out, home, **environment):
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_ETAG_TIMEOUT": "2",
     }
+    return run_module("media.prepare_from_hub", "prepare", *words, env=hub_settings | environment)
+
+
+def run_prepare(processor, source, out, home, **environment):
     options = ["--processor", processor, "--tokenizer", processor, "--val-fraction", "0", "--out", str(out)]
-    return run_module("media.prepare_from_hub", "prepare", source, *options, env=hub_settings | environment)
+    return run_job(home, environment, source, *options)
 
 
 def read_processor_name(store):
@@ -75,6 +80,25 @@ def test_missing_repositories_and_processors_are_reported(hub, tmp_path, process
     assert message in " ".join(result.stderr.split())
     assert "give the folder that a processor's save_pretrained wrote" in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_the_hub_serves_texts_of_data_sets_with_media(hub, tmp_path):
+    """The type and the tokenizer of a language model, as lmms-engine's files name them."""
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b."}]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    manifest = {
+        "dataset_type": "qwen3_vl_iterable",
+        "dataset_format": "jsonl",
+        "dataset_path": "in.jsonl",
+        "processor_config": {"processor_type": "org/text"},
+    }
+    (tmp_path / "sets.yaml").write_text(json.dumps(manifest))
+    words = (tmp_path / "sets.yaml", "--val-fraction", "0", "--out", tmp_path / "out")
+    result = run_job(tmp_path / "hub", {"HF_ENDPOINT": hub}, *map(str, words))
+    assert result.returncode == 0, result.stderr
+    store = batchloom.open_store(tmp_path / "out")
+    assert len(store) == 1
+    assert store.manifest.tokenizer.name == "org/text"
 
 
 def test_without_network_and_cache(tmp_path):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -28,6 +28,7 @@ from batchloom.media import (
     FrameSampling,
     MediaLimits,
     MediaProcessor,
+    is_tokenizer_folder,
     open_processor,
     read_processor_files,
 )
@@ -211,6 +212,17 @@ _REQUIRED_FILES = RepositoryFiles(
     f"it is of no processor; {_FOLDER_HINT}",
     f"{_FOLDER_HINT} (there is none of this name here)",
 )
+
+
+# Of a language model's tokenizer, or of a processor.
+_TOKENIZER_FILES = replace(_REQUIRED_FILES, main=(*_REQUIRED_FILES.main, "tokenizer.json", "tokenizer_config.json"))
+
+
+def is_tokenizer_alone(processor: str) -> bool:
+    """Return whether a folder or repository holds a tokenizer and no processor."""
+    if is_repository_name(processor):
+        processor = str(fetch_hub_folder(processor, _TOKENIZER_FILES))
+    return is_tokenizer_folder(processor)
 
 
 def is_repository_name(processor: str) -> bool:
