@@ -477,8 +477,16 @@ def test_every_setting_has_its_key():
     assert sorted(SETTINGS) == sorted(set(names) - groups)
     recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "prompts", "carry", "balance_subsets", "follow_links"}
     optional_keys |= {"template_args", "template_date", "tool_format", "tool_arguments", "reasoning"}
-    optional_keys |= {"default_system", "train_on_eos", "input_split", "allow_skipped"}
-    read_recipe = ReadRecipe(ignore=("lang",), prompts=True, carry=("answer",), input_split="test", allow_skipped=True)
+    optional_keys |= {"default_system", "train_on_eos", "input_split", "val_from", "encoding", "allow_skipped"}
+    read_recipe = ReadRecipe(
+        ignore=("lang",),
+        prompts=True,
+        carry=("answer",),
+        input_split="test",
+        val_from="val",
+        encoding="gbk",
+        allow_skipped=True,
+    )
     chat = ChatRecipe(
         template_args={"a": 1},
         template_date="2026-07-26",

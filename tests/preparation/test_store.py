@@ -15,6 +15,7 @@ import batchloom
 from batchloom import InputError, open_store
 from batchloom.preparation.documents import MoveCandidates, SubsetRule, hash_to_unit_interval
 from batchloom.preparation.documents.token_encoder import add_control_tokens, hash_documents
+from batchloom.preparation.units.unit_files import ROW
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize
@@ -178,8 +179,9 @@ def test_membership_stays_when_data_is_added(tmp_path):
 
 
 def test_shares_are_about_what_was_asked():
-    hashes = hash_documents([f"text {i}" for i in range(40_000)])
-    codes = SubsetRule(0.1, 0.05).codes(hashes)
+    rows = np.zeros(40_000, ROW)
+    rows["hash"] = hash_documents([f"text {i}" for i in range(len(rows))])
+    codes = SubsetRule(0.1, 0.05).codes(rows)
     shares = np.bincount(codes, minlength=3) / len(codes)
     assert shares == pytest.approx([0.85, 0.1, 0.05], abs=0.006)
 

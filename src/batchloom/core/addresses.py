@@ -170,3 +170,7 @@ class UniqueNames:
             unique_name = f"{plain} ({self._repeat_counts[plain] + 1})"
         self._used_names.add(unique_name)
         return unique_name
+
+    def release(self, unique_name: str) -> None:
+        """Allow a name to be used again."""
+        self._used_names.discard(unique_name)

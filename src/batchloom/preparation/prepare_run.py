@@ -62,6 +62,7 @@ from batchloom.preparation.phases.worker_setup import (
     collect_unit_settings,
     collect_versions,
     load_tokenizer,
+    make_subset_rule,
     make_task_function,
 )
 from batchloom.preparation.report.progress import (
@@ -423,7 +424,7 @@ class PrepareRun:
             )
         # A stream may have cached the batches of some units.
         if (self._work.path / STREAM_BATCHES_FOLDER).is_dir() and recipe.dedup.mode == "none":
-            membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
+            membership = make_subset_rule(recipe)
             if adopted := adopt_units(self._units, self._work, folders, self._record_parsers, membership):
                 log.note(f"Resuming: {adopted:,} of {len(self._units):,} units were already read by a stream.")
         tokenize_phase = TokenizePhase(
@@ -562,7 +563,7 @@ class PrepareRun:
                 )
 
     def _note_cut_texts(self, results: JobResults) -> None:
-        """Note the texts that are cut into documents although nobody asked for it."""
+        """Note the long texts that the default rule cut into documents."""
         counts: Counter[str] = Counter()
         for unit in results.units:
             for part, part_counts in zip(unit.unit.parts, unit.facts.parts, strict=True):

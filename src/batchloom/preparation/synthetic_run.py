@@ -103,7 +103,7 @@ def _write_synthetic_shards(
             rows["hash"] = hash_ids(batch)
             rows["record"] = batch.first + np.arange(len(rows))
             rows["length"] = batch.lengths
-            codes = membership.codes(rows["hash"])
+            codes = membership.codes(rows)
             for code, name in enumerate(SUBSETS):
                 row_indices = np.flatnonzero(codes == code)
                 writers[name].add(rows, batch.tokens, batch.starts, row_indices)

@@ -185,7 +185,7 @@ def _copy_shards(
                 rows = _make_import_rows(imported_file.file, batch, part)
                 codes = np.full(len(rows), SUBSETS.index(imported_file.subset))
                 if imported_file.subset == SUBSETS[0]:
-                    codes = membership.codes(rows["hash"]).astype(np.int64)
+                    codes = membership.codes(rows).astype(np.int64)
                 begins = np.cumsum(batch.lengths) - batch.lengths
                 trained = _read_flags(imported_file.file, batch)
                 for code, name in enumerate(SUBSETS):

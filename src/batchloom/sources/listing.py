@@ -213,6 +213,7 @@ def list_sources(
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
             reraise_with_location(error, declared_input.location)
+    lister.find_shared_files()
     return SourceListing(
         lister.sources,
         tuple(lister.notes),
@@ -247,13 +248,16 @@ class _SourceLister:
         media: bool,
     ) -> None:
         self._links = LinkBounds()
+        self._archive_names: dict[str, str] = {}
         self._names, self._detected_files, self._media = UniqueNames(), detected_files, media
         self._spool, self._streaming = spool, streaming
         self.sources = SourceTable()
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._exclude = _get_inode(exclude) if exclude else None
-        # Number of the input that lists each file, by device and inode.
+        # Number of the input that lists each file, by device and inode, for each split that inputs name: inputs that
+        # read different splits of a folder both list all of its files.
+        self._files_by_split: dict[tuple[str, str], defaultdict[int, dict[int, int]]] = {}
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._input_number, self._declared_input = 0, DeclaredInput()
         self.shared: list[tuple[str, int, int]] = []
@@ -268,6 +272,9 @@ class _SourceLister:
 
     def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
         self._input_number, self._declared_input = number, declared_input
+        request = declared_input.split
+        split = ("", "") if request is None else (request.config, request.split)
+        self._files = self._files_by_split.setdefault(split, defaultdict(dict))
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
         self._longest_window, self._unread = (0, ""), UnreadData(label)
         self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
@@ -308,6 +315,16 @@ class _SourceLister:
         if len(self.sources) == previous_count and not self._duplicates:
             raise InputMissingError(self._describe_empty(input_path, display_name))
 
+    def find_shared_files(self) -> None:
+        """Note the files that inputs with different splits both read."""
+        if len(self._files_by_split) < 2:
+            return
+        input_by_path: dict[str, int] = {}
+        for source in self.sources:
+            first = input_by_path.setdefault(source.path, source.input)
+            if first != source.input:
+                self.shared.append((decode_file_name(source.name), first, source.input))
+
     def _add_location(self, path: str, label: str, file_status: os.stat_result | None) -> None:
         """Add a file, a folder, or the files that a glob matches."""
         if is_url(path):
@@ -347,6 +364,7 @@ class _SourceLister:
         self.sources = self.sources.leave_out({first + number for number in left_out})
         for number in left_out:
             source = listed[number]
+            self._names.release(source.name)
             # Another input may name the file.
             status = None if source.member is not None else self._stat(source.path)
             if status is not None:
@@ -607,7 +625,7 @@ class _SourceLister:
         return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
 
     def _list_hub_revision(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
-        """List one revision of a repository in the Hub's cache; None elsewhere.
+        """List one revision of a repository in the Hub's cache; None for other folders.
 
         Files of all revisions are in its ``blobs``, without names.
         """
@@ -734,8 +752,13 @@ class _SourceLister:
             return
         if self._is_duplicate(name, file_status):
             return
-        archive = replace(archive, name=self._names.make_unique(name))
-        for member_name, source in list_archive_sources(archive, self._skipped_counts, self._unread.add):
+        # Inputs of different splits may list an archive again.
+        if path not in self._archive_names:
+            self._archive_names[path] = self._names.make_unique(name)
+        archive = replace(archive, name=self._archive_names[path])
+        for member_name, source in list_archive_sources(
+            archive, self._declared_input, self._skipped_counts, self._unread.add
+        ):
             self._note_other_kind(member_name, detect_kind_by_name(member_name), source.kind)
             if matches_format(self._declared_input.form, source.kind):
                 self.sources.append(replace(source, input=self._input_number))
@@ -799,6 +822,7 @@ class _SourceLister:
                 file_status.st_mtime_ns,
                 revision=get_pinned_revision(path),
                 input=self._input_number,
+                encoding=self._declared_input.encoding and self._declared_input.get_encoding(verdict.kind),
             )
         )
 
@@ -821,7 +845,8 @@ class _SourceLister:
             *(decode_file_name(name), path, "text", None, file_status.st_size, file_status.st_mtime_ns),
             revision=get_pinned_revision(path),
         )
-        return detect_declared_kind(probe_source, detect_file_kind(probe_source), self._declared_input.form)
+        detection = detect_file_kind(probe_source, self._declared_input.encoding)
+        return detect_declared_kind(probe_source, detection, self._declared_input)
 
     def _detect_without_reading(
         self, path: str, file_status: os.stat_result, name_detection: FileDetection | None
@@ -895,7 +920,7 @@ def describe_missing_input(input_path: str) -> str:
 
 @final
 class LinkBounds:
-    """Detector of paths that leave a folder through a symbolic link; caches folders."""
+    """Detector of symbolic links that lead out of a folder, with a cache of folders."""
 
     def __init__(self) -> None:
         self._real: dict[str, str] = {}

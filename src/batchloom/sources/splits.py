@@ -1,8 +1,7 @@
 """Splits of data sets in folders and archives: by cards, else by names.
 
-The rules are those of ``datasets``. They apply to each folder that holds a data set, and not to the input as a whole,
-so that one input may hold several. Names decide only if they say it of every file: a folder of which some files are
-named as a test split, and others as none, is refused.
+The rules are those of ``datasets``. They apply to each folder that holds a data set, as an input may hold several.
+A folder is refused if only some of its files are named as a held-out split.
 """
 
 import re
@@ -34,7 +33,7 @@ _IN_FILE_NAME = re.compile(rf"(?:^|{_SEPARATOR})({_KEYWORD})(?={_SEPARATOR})")
 # Only in a folder named data, where any name is that of a split.
 _SHARD_NAME = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\S*")
 _SHARD_FOLDER = "data"
-# Cards and licences, and the caches that ``datasets`` writes beside data.
+# Cards, licences, and the caches that ``datasets`` writes into the folder of its data.
 _METADATA_NAME = re.compile(
     r"(?:readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)(?:[._-][\w-]+)?(?:\.\w+)?"
     r"|dataset_infos?\.json|dataset_dict\.json|dummy_data\.zip|cache-[0-9a-f]{16}\S*\.arrow",
@@ -148,9 +147,9 @@ def _is_metadata(path: str) -> bool:
 
 
 def _find_metadata(paths: Sequence[str], are_records: Sequence[bool]) -> set[int]:
-    """Return the numbers of files about a data set.
+    """Return the numbers of the cards, licences and caches of a data set.
 
-    Beside records they are the only texts. Where other texts are, they are documents as those.
+    In a folder with other texts they are documents, as those texts are.
     """
     named = {n for n, path in enumerate(paths) if _is_metadata(path)}
     has_records = any(is_record and n not in named for n, is_record in enumerate(are_records))

@@ -138,6 +138,8 @@ def stream(
     """
     check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
+    if any(source.subset not in (None, "train") for source in request.recipe.sources):
+        raise SettingsError(["val_from: a stream has no subsets; leave it out, or prepare a store"])
     if pool_size is None:
         pool_size = choose_lane_pool_size(media=request.recipe.reading.media is not None)
     spec = PlanSpec(

@@ -21,17 +21,19 @@ _SMALLEST_COUNT = 4
 
 @dataclass(frozen=True, slots=True)
 class SubsetRule:
-    """Shares of ``val`` and ``test``, and overrides that fill empty subsets.
+    """Rule that chooses the subset of each document.
 
     Attributes:
         val_fraction: share of documents in ``val``.
         test_fraction: share of documents in ``test``.
         overrides: subsets of single hashes (128-bit integers) that differ from the shares.
+        input_subsets: subset of all documents of each input, None where hashes choose; empty if they choose for all.
     """
 
     val_fraction: float
     test_fraction: float
     overrides: tuple[tuple[int, str], ...] = ()
+    input_subsets: tuple[str | None, ...] = ()
 
     @property
     def shares(self) -> dict[str, float]:
@@ -60,12 +62,19 @@ class SubsetRule:
             if name not in filled
         ]
 
-    def codes(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    def get_fixed_code(self, input_number: int) -> int:
+        """Return 1 plus the subset code of an input; 0 if hashes choose."""
+        name = self.input_subsets[input_number] if self.input_subsets else None
+        return 0 if name is None else 1 + SUBSETS.index(name)
+
+    def codes(self, rows: NDArray[np.void]) -> NDArray[np.uint8]:
         """Return the index in ``SUBSETS`` of each document, uint8 [D].
 
         Args:
-            hashes: (low, high) halves of each document's XXH3-128, uint64 [D, 2].
+            rows: documents [D] with ``hash``, the (low, high) halves of the XXH3-128, and ``subset``, the code of
+                :meth:`get_fixed_code`.
         """
+        hashes = rows["hash"]
         u = hash_to_unit_interval(hashes[:, 1])
         codes = np.zeros(len(u), np.uint8)
         codes[u < self.val_fraction + self.test_fraction] = SUBSETS.index("test")
@@ -77,6 +86,9 @@ class SubsetRule:
                 low, high = hashes[document_index].tolist()
                 if name := decided.get((high << 64) | low):
                     codes[document_index] = SUBSETS.index(name)
+        if self.input_subsets:
+            fixed = rows["subset"]
+            codes[fixed > 0] = fixed[fixed > 0] - 1
         return codes
 
 
@@ -100,7 +112,12 @@ class SmallestHashes:
         self._lists: dict[str, list[int]] = {name: [] for name in SUBSETS}
 
     def add(self, hashes: NDArray[np.uint64], codes: NDArray[np.uint8]) -> None:
-        """Add documents: hashes uint64 [D, 2] and the subset code of each."""
+        """Add documents whose subsets are chosen by hash.
+
+        Args:
+            hashes: (low, high) halves of the hashes, uint64 [D, 2].
+            codes: subset code of each [D].
+        """
         for code, name in enumerate(SUBSETS):
             subset_hashes = hashes[codes == code]
             highs = np.sort(subset_hashes[:, 1])

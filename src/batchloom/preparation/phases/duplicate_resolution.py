@@ -197,13 +197,14 @@ class _RemainingCounter:
                 f"{self._folder} does not match the duplicates that were found: files of the work folder were "
                 "changed; delete it to start over."
             )
-        codes = final_codes = settings.membership.codes(remaining_rows["hash"])
+        codes = final_codes = settings.membership.codes(remaining_rows)
         if settings.base_membership.overrides:
-            final_codes = settings.base_membership.codes(remaining_rows["hash"])
+            final_codes = settings.base_membership.codes(remaining_rows)
             self._moved |= bool((final_codes != codes).any())
         self._subsets += _tokens_by_subset(remaining_rows, final_codes)
         self._track_longest(remaining_rows)
-        self._smallest.add(remaining_rows["hash"], codes)
+        is_movable = remaining_rows["subset"] == 0
+        self._smallest.add(remaining_rows["hash"][is_movable], codes[is_movable])
         for code, name in enumerate(SUBSETS):
             self._cutters[name].cut(remaining_rows[codes == code])
         documents = np.bincount(remaining_rows["part"], minlength=parts)
@@ -329,8 +330,8 @@ def decide(
             cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}
             added = np.zeros(len(SUBSETS), np.int64)
             for rows in iter_remaining_rows(folder, resolution_folder):
-                codes = membership.codes(rows["hash"])
-                is_moved |= bool((codes != settings.base_membership.codes(rows["hash"])).any())
+                codes = membership.codes(rows)
+                is_moved |= bool((codes != settings.base_membership.codes(rows)).any())
                 added += _tokens_by_subset(rows, codes)
                 for code, name in enumerate(SUBSETS):
                     cutters[name].cut(rows[codes == code])
@@ -372,9 +373,9 @@ def _balance_shares(
     candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
     for folder, resolution_folder in folders:
         for rows in iter_remaining_rows(folder, resolution_folder):
-            codes = settings.base_membership.codes(rows["hash"])
+            codes = settings.base_membership.codes(rows)
             for code, name in enumerate(SUBSETS):
-                subset_rows = rows[codes == code]
+                subset_rows = rows[(codes == code) & (rows["subset"] == 0)]
                 candidates[name].add(subset_rows["hash"], subset_rows["length"])
     groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
     # Equal documents of earlier generations cannot change their subset.

@@ -322,10 +322,10 @@ class DuplicatePairReader:
     def _read_first_words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
         if rows["seen"][number]:
             return ""
-        code, start = self._context.membership.codes(rows["hash"][number : number + 1])[0], 0
+        code, start = self._context.membership.codes(rows[number : number + 1])[0], 0
         for begin in range(0, number, _CHUNK_ROWS):
             preceding_rows = rows[begin : min(begin + _CHUNK_ROWS, number)]
-            subset_mask = self._context.membership.codes(preceding_rows["hash"]) == code
+            subset_mask = self._context.membership.codes(preceding_rows) == code
             start += int(stored_lengths(preceding_rows[subset_mask]).sum())
             release_pages(rows)
         count = min(int(rows["length"][number]), _SNIPPET_TOKENS)

@@ -350,6 +350,10 @@ class UnitTokenizer:
             stopwatch=self._stopwatch,
         )
         self._parts = [PartCounts() for _ in unit_task.unit.parts]
+        # Subset of all documents of each part, as in the rows.
+        self._fixed_codes = np.array(
+            [context.membership.get_fixed_code(part.source.input) for part in unit_task.unit.parts], np.uint8
+        )
         self._batch = _EncodeBatch()
         self._pending_batch: _PendingBatch | None = None
         self._seen_texts = SeenTexts() if context.dedup.mode != "none" else None
@@ -464,6 +468,7 @@ class UnitTokenizer:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
+        rows["subset"] = self._fixed_codes[rows["part"]]
         rows["side"] = rows["seen"] = 0
         # The previous batch is not written yet, so it may still be the one that crashes the worker.
         first = self._pending_batch[0] if self._pending_batch else rows
@@ -552,7 +557,7 @@ class UnitTokenizer:
                 altered=encoded_batch.moved,
             )
         )
-        codes = self._context.membership.codes(rows["hash"])
+        codes = self._context.membership.codes(rows)
         with self._stopwatch.time("write temporary files", encoded_batch.ids.nbytes, len(rows)):
             self._files.add(
                 encoded_batch.ids,

@@ -211,7 +211,7 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
         return None
     row_chunks, masks = [], []
     for rows in iter_unit_rows(unit_shards.folder):
-        codes = unit_shards.membership.codes(rows["hash"])
+        codes = unit_shards.membership.codes(rows)
         masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
         row_chunks.append(rows[masks[-1]])
     shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
@@ -263,7 +263,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
     }
     try:
         for batch in _iter_shard_batches(unit_shards):
-            codes = unit_shards.membership.codes(batch.rows["hash"])
+            codes = unit_shards.membership.codes(batch.rows)
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
@@ -353,7 +353,7 @@ def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
         readers = [stack.enter_context(_UnitTokenReader(folder, name, settings.dtype)) for name in SUBSETS]
         for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
             remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
-            codes, lengths = settings.membership.codes(rows["hash"]), stored_lengths(rows)
+            codes, lengths = settings.membership.codes(rows), stored_lengths(rows)
             for begin, end in _iter_row_ranges(rows):
                 row_slice, starts = slice(begin, end), np.zeros(end - begin, np.int64)
                 tokens = []

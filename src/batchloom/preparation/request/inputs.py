@@ -23,7 +23,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import list_settings, quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_count, format_list, shorten
-from batchloom.media import FrameSampling, is_tokenizer_folder
+from batchloom.media import FrameSampling
 from batchloom.preparation.request.json_objects import leave_out_objects
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
@@ -37,8 +37,8 @@ from batchloom.preparation.settings.dataset_file import (
     describe_dataset_info,
     split_dataset_info,
 )
-from batchloom.preparation.settings.media_recipe import MediaRecipe
-from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
+from batchloom.preparation.settings.media_recipe import MediaRecipe, is_tokenizer_alone
+from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe, find_encoding
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
@@ -110,7 +110,7 @@ def resolve_inputs(
             without a processor.
     """
     input_arguments = as_input_tuple(inputs)
-    if not any(
+    if reading.val_from is None and not any(
         isinstance(argument, DatasetConfig) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
         for argument in input_arguments
     ):
@@ -185,6 +185,12 @@ def _expand_inputs(
             ]
         )
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
+    if reading.val_from is not None:
+        # They are first, so that a text of both stays in val alone.
+        sources = [replace(source, split=reading.val_from, subset="val") for source in sources] + sources
+        inputs *= 2
+        notes.append(f"The split {reading.val_from} becomes the val subset.")
+        reading = replace(reading, val_from=None)
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
     return ResolvedInputs(
         tuple(inputs),
@@ -207,7 +213,7 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
                 f"{multimodal[0][0]} needs a processor, but none is given: write "
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
-        if is_tokenizer_folder(processor):
+        if is_tokenizer_alone(processor):
             # A language model that is trained on the texts of such data sets; records with media are refused.
             return reading
         reading = replace(reading, media=MediaRecipe(processor=processor))
@@ -557,7 +563,12 @@ def list_inputs(
     """
     sources = [recipe.source(number) for number in range(len(recipe.inputs))]
     declared_inputs = [
-        replace(source.declared_input, follow_links=recipe.follow_links, split=recipe.split(number))
+        replace(
+            source.declared_input,
+            follow_links=recipe.follow_links,
+            split=recipe.split(number),
+            encoding=find_encoding(recipe.reading.encoding or "utf-8"),
+        )
         for number, source in enumerate(sources)
     ]
     listing = list_sources(

@@ -150,6 +150,10 @@ def make_request(
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
+    if any(source.subset for source in resolved.sources):
+        if values.get("val_fraction"):
+            problems.append("val_fraction: the inputs name the documents of val (val_from, subset); leave one out")
+        values.setdefault("val_fraction", 0.0)
     file_settings, file_notes = choose_file_settings(resolved.settings, values)
     values |= file_settings
     chat = ChatRecipe()

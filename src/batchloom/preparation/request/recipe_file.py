@@ -76,6 +76,8 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "carry": [],
     "balance_subsets": True,
     "input_split": None,
+    "val_from": None,
+    "encoding": None,
     "follow_links": False,
     "allow_skipped": False,
     "template_args": {},

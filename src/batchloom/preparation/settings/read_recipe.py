@@ -1,8 +1,9 @@
 """Settings of reading: columns, documents of text files, and fill-in-the-middle."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from batchloom.chat.schema import find_mapping_problems
 from batchloom.core.errors import SettingsError
@@ -123,6 +124,26 @@ def find_input_split_problem(split: object) -> str:
     return ""
 
 
+def find_encoding(name: str) -> str:
+    """Return Python's name of an encoding of texts; empty for UTF-8.
+
+    Raises:
+        LookupError: there is none.
+    """
+    # Codecs of bytes, such as base64, have a name, too.
+    "".encode(name)
+    encoding = codecs.lookup(name).name
+    return "" if encoding == "utf-8" else encoding
+
+
+def _find_encoding_problem(name: object) -> str:
+    try:
+        find_encoding(str(name))
+    except LookupError:
+        return "is no encoding of texts that Python knows; write one such as gb18030, shift_jis, cp1252 or utf-16"
+    return ""
+
+
 def _find_split_problem(split_on: object) -> str:
     if not is_text(split_on):
         return "is not a text of one or more Unicode characters"
@@ -166,6 +187,23 @@ class ReadRecipe:
             "(train[:1%], train[1000:2000]).",
             check=find_input_split_problem,
             shown_default="train, or the only one",
+        ),
+    ] = None
+    val_from: Annotated[
+        str | None,
+        Setting(
+            help="Split of the same data sets whose documents become the val subset, instead of a share of those that "
+            "are read.",
+            check=find_input_split_problem,
+            shown_default="no split",
+        ),
+    ] = None
+    encoding: Annotated[
+        str | None,
+        Setting(
+            help="Encoding of text, JSON and CSV files: gb18030, shift_jis, cp1252, utf-16.",
+            check=_find_encoding_problem,
+            shown_default="utf-8",
         ),
     ] = None
     allow_skipped: Annotated[
@@ -295,6 +333,10 @@ class SourceRecipe:
             check=find_input_split_problem,
         ),
     ] = None
+    subset: Annotated[
+        Literal["train", "val", "test"] | None,
+        Setting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
+    ] = None
     max_samples: Annotated[
         int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
@@ -327,7 +369,7 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
     A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
-        *("text_field", "mapping", "ignore", "split", "max_samples", "num_samples"),
+        *("text_field", "mapping", "ignore", "split", "subset", "max_samples", "num_samples"),
         *(("name", "weight") if include_labels else ()),
     )
     plain = []

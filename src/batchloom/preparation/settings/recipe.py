@@ -481,7 +481,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = files_fingerprint
     # Newer settings are left out at their defaults, so that older recipes stay equal.
-    for name in ("ignore", "prompts", "carry", "input_split"):
+    for name in ("ignore", "prompts", "carry", "input_split", "encoding", "val_from"):
         if not plain["reading"][name]:
             plain["reading"].pop(name)
     # Without it, the same files are read or none.
@@ -700,6 +700,8 @@ class DocumentOptions(TypedDict, total=False):
     prompts: bool | None
     carry: str | Sequence[str] | None
     input_split: str | None
+    val_from: str | None
+    encoding: str | None
     split_on: str | None
     normalize: bool | None
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None

@@ -202,7 +202,7 @@ def _copy_stream_batch(
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
             flags = np.fromfile(flags_file, np.uint8, tokens) if flagged else None
             placed_media = read_placed_media(media, first, documents)
-            files.add(ids, rows, membership.codes(rows["hash"]), flags, media=placed_media)
+            files.add(ids, rows, membership.codes(rows), flags, media=placed_media)
             first += documents
         for line in (folder / BAD_NAME).read_bytes().splitlines():
             local_part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
