@@ -76,6 +76,7 @@ def test_to_json_lines(tmp_path, run_script_in_folder):
     assert json.loads((tmp_path / "out.jsonl").read_text()) == {"q": "one, two", "a": "3"}
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
     """Run the script in a separate process, as a user does."""
     lines = b'{"text": "a"}\n{"text": "b"}\n'

@@ -220,6 +220,7 @@ HUB_SPLITS = [
 ]
 
 
+@pytest.mark.slow
 def test_splits_of_the_hub(tmp_path):
     code = (
         "from batchloom.compat import SFTDataset\n"

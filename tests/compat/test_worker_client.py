@@ -29,6 +29,7 @@ async def train_until_a_step(client, lines):
     return await training, beats
 
 
+@pytest.mark.slow
 def test_it_stops_at_a_step_and_goes_on(tmp_path):
     lines = []
     client = WorkerClient(make_config(tmp_path), lines.append)

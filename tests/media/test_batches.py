@@ -471,6 +471,7 @@ def test_a_damaged_report_is_an_error_only_where_it_is_needed(store_copy):
         list(batchloom.Loader(store, **SIZES))
 
 
+@pytest.mark.slow
 def test_workers_of_a_dataloader_use_the_media_options(store_copy):
     store, file = store_copy
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]

@@ -316,6 +316,7 @@ def test_a_dataset_gives_its_train_split_at_one_commit(hub, prepare_in_process, 
     assert hub.tokens == {f"Bearer {TOKEN}"}
 
 
+@pytest.mark.slow
 def test_parquet_files_give_the_same_store_downloaded_or_not(hub, prepare_in_process, tmp_path):
     try:
         hub.cut = 150_000

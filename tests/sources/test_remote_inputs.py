@@ -133,7 +133,8 @@ def test_every_kind_is_read_remotely(web, no_retry_delay, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["a.parquet", pytest.param("a.arrow", marks=pytest.mark.slow), "a.zip", "a.tar", "a.tar.gz"]
+    "name",
+    ["a.parquet", "a.zip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.arrow", "a.tar", "a.tar.gz"))],
 )
 def test_download_errors_do_not_blame_the_file(web, no_retry_delay, tmp_path, name):
     """Network errors never mark a table or archive as broken, or skip a member."""

@@ -126,6 +126,7 @@ def test_small_files_are_prefetched_in_order(web, tmp_path):
     assert not any(SECRET in path.read_text("latin1") for path in (tmp_path / "o").rglob("*.json*"))
 
 
+@pytest.mark.slow
 def test_fetching_ahead_is_tried_once(web):
     """Else a job that has ended would wait for the retries of files that it no longer needs."""
     web.answers["/busy.jsonl"] = 503

@@ -274,6 +274,7 @@ def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, t
         assert len(manifest_requests) == (6 if operation is check else 3)
 
 
+@pytest.mark.slow
 def test_a_manifest_damaged_while_check_copies_it_is_fetched_again(web, monkeypatch):
     # The manifest is read twice, then its size and version are requested, then it is copied.
     monkeypatch.setattr(DamagingHandler, "sound_responses", 3)

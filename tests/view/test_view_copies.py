@@ -174,7 +174,7 @@ FORMATS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("a.jsonl.gz", "a.parquet") else [pytest.mark.slow]) for name in FORMATS],
+    [pytest.param(name, marks=[] if name == "a.jsonl.gz" else [pytest.mark.slow]) for name in FORMATS],
 )
 def test_the_text_of_a_dropped_duplicate_is_read_from_its_file(tmp_path, name):
     texts = [f"the first text, {'long ' * 60}", *(f"text {n} " * 20 for n in range(9))]
@@ -317,6 +317,7 @@ def test_equal_documents_are_listed_without_signatures(page, tmp_path):
         page.wait_for_url("**/document/0*")
 
 
+@pytest.mark.slow
 def test_data_without_provenance_has_no_copies(page, tmp_path):
     store = write_store(tmp_path / "store", [[104, 105]])
     for data in (store.path / "train" / "shard_00000", "dummy:documents=2000000"):

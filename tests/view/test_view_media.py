@@ -31,7 +31,7 @@ def open_document(page, address, number):
     page.wait_for_load_state("networkidle")
 
 
-@pytest.mark.parametrize("keep", ["embed", "reference"])
+@pytest.mark.parametrize("keep", [pytest.param("embed", marks=pytest.mark.slow), "reference"])
 def test_the_images_of_a_document_are_shown(page, tmp_path, processor, keep):
     store = prepare(write_images(tmp_path / "in", count=3), tmp_path / "store", processor, keep)
     with serving(store) as address:
@@ -111,8 +111,8 @@ def damage_same_size(picture):
     [
         (1, damage_missing, "is missing"),
         pytest.param(2, damage_other, "when its tokens were made", marks=pytest.mark.slow),
-        (4, damage_cut, "when its tokens were made"),
-        (5, damage_same_size, "is not the file that its tokens were made from"),
+        pytest.param(4, damage_cut, "when its tokens were made", marks=pytest.mark.slow),
+        pytest.param(5, damage_same_size, "is not the file that its tokens were made from", marks=pytest.mark.slow),
     ],
 )
 def test_a_file_that_is_missing_or_changed_is_named_in_its_place(page, referring_store, document, damage, message):
