@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import batchloom
-from batchloom.core.errors import InputMissingError, SettingsError
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.preparation import prepare_mixture
 from batchloom.store import read_manifest
 from golden.interface import run_command
 from preparation.stores import hash_store_files, read_documents, write_jsonl
@@ -92,7 +93,53 @@ def test_a_manifest_names_the_subset(folder, tmp_path):
     entries = [{"path": "set/train.jsonl"}, {"path": "held.jsonl", "subset": "test"}]
     (tmp_path / "sets.yaml").write_text(yaml.safe_dump({"datasets": entries}))
     subsets = read_subsets(batchloom.prepare(tmp_path / "sets.yaml", out=tmp_path / "out", **OPTIONS).path)
-    assert {name: len(texts) for name, texts in subsets.items()} == {"train": 200, "test": 20}
+    assert len(subsets["test"]) == 20
+    assert len(subsets["train"]) + len(subsets["val"]) == 200
+
+
+def test_a_recipe_file_names_the_split(folder, tmp_path):
+    (tmp_path / "r.yaml").write_text("inputs: [set]\ntokenizer: bytes\ndedup: none\nval_from: validation\n")
+    subsets = read_subsets(batchloom.prepare(recipe=tmp_path / "r.yaml", out=tmp_path / "out").path)
+    assert {name: len(texts) for name, texts in subsets.items()} == {"train": 200, "val": 20}
+    # An option replaces the share of a recipe.
+    (tmp_path / "r.yaml").write_text("inputs: [set]\ntokenizer: bytes\ndedup: none\nval_fraction: 0.5\n")
+    named = batchloom.prepare(recipe=tmp_path / "r.yaml", out=tmp_path / "named", val_from="validation")
+    assert hash_store_files(named.path) == hash_store_files(tmp_path / "out")
+
+
+def test_ranges_of_rows_of_one_split(folder, tmp_path):
+    ranges = {"input_split": "train[10%:]", "val_from": "train[:10%]"}
+    subsets = read_subsets(batchloom.prepare(folder, out=tmp_path / "out", **ranges, **OPTIONS).path)
+    assert subsets == {
+        "train": [f"train {n}" for n in range(20, 200)],
+        "val": [f"train {n}" for n in range(20)],
+    }
+    with pytest.raises(
+        InputError, match="train.jsonl: --input-split and --val-from read the same rows; name two ranges"
+    ):
+        batchloom.prepare(folder, out=tmp_path / "no", input_split="train[5%:]", val_from="train[:10%]", **OPTIONS)
+    with pytest.raises(InputError, match="is read by --input-split and by --val-from: name two splits, or two ranges"):
+        batchloom.prepare(folder, out=tmp_path / "no", val_from="train", **OPTIONS)
+
+
+def test_stores_of_single_inputs_have_it_too(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    inputs = [folder, tmp_path / "other"]
+    prepare_mixture(inputs, out=tmp_path / "out", val_from="validation", **OPTIONS)
+    assert len(batchloom.open_store(tmp_path / "out" / "set", "val")) == 20
+    assert len(batchloom.open_store(tmp_path / "out" / "other", "val")) == 20
+
+
+def test_an_append_with_the_same_input_reads_both_splits(folder, tmp_path):
+    batchloom.prepare(folder, out=tmp_path / "out", val_from="validation", **OPTIONS)
+    write_jsonl(folder / "validation-2.jsonl", [{"text": "more held out"}])
+    batchloom.prepare(folder, out=tmp_path / "out", append=True)
+    assert read_subsets(tmp_path / "out")["val"][-1] == "more held out"
+
+
+def test_an_input_given_twice_with_a_split_is_read_once(folder, tmp_path):
+    inputs = [folder, folder / "train.jsonl"]
+    assert batchloom.prepare(inputs, out=tmp_path / "out", input_split="train", **OPTIONS).counts.documents == 200
 
 
 def test_a_printed_recipe_gives_the_same_store(folder, tmp_path):
@@ -100,7 +147,7 @@ def test_a_printed_recipe_gives_the_same_store(folder, tmp_path):
     printed = run_command([*words, "--print-recipe"])
     assert printed.code == 0, printed.err
     (tmp_path / "recipe.yaml").write_text(printed.out)
-    assert yaml.safe_load(printed.out)["inputs"][0] == {"path": str(folder), "split": "validation", "subset": "val"}
+    assert yaml.safe_load(printed.out)["val_from"] == "validation"
     stores = [tmp_path / "first", tmp_path / "second"]
     for arguments in (words, ["prepare", "--recipe", str(tmp_path / "recipe.yaml"), "--quiet"]):
         told = run_command([*arguments, "--out", str(stores[len(arguments) == 4])])
@@ -111,7 +158,9 @@ def test_a_printed_recipe_gives_the_same_store(folder, tmp_path):
 def test_what_cannot_be_is_refused(folder, tmp_path):
     with pytest.raises(InputMissingError, match="has no split 'valid'.*did you mean 'validation'"):
         batchloom.prepare(folder, out=tmp_path / "out", val_from="valid", **OPTIONS)
-    with pytest.raises(SettingsError, match="val_fraction: the inputs name the documents of val .val_from, subset."):
+    with pytest.raises(
+        SettingsError, match="val_fraction: val comes from a split .val_from. or from inputs .subset: val.; leave"
+    ):
         batchloom.prepare(folder, out=tmp_path / "out", val_from="validation", val_fraction=0.1, **OPTIONS)
-    with pytest.raises(SettingsError, match="val_from: a stream has no subsets; leave it out"):
+    with pytest.raises(SettingsError, match="val_from, subset: a stream has no subsets; leave them out"):
         batchloom.stream(folder, val_from="validation", tokenizer="bytes", seq_len=8, global_batch_size=1, steps=1)

@@ -111,7 +111,10 @@ def test_the_documents_are_those_of_the_list_beside_the_ids(tmp_path, name, writ
     write_index(path)
     result = import_tokens(path, out=tmp_path / "s", vocab_size=10, eod=9, dtype="uint16")
     assert read_documents(tmp_path / "s") == CUT_DOCUMENTS
-    assert f"gives the ends of the 5 documents of {name}; 2 do not end with 9, and 1 hold it inside." in result.notes[0]
+    assert (
+        f"gives the ends of the 5 documents of {name}; 2 do not end with 9, and 1 more of it are inside documents."
+        in result.notes[0]
+    )
     with pytest.raises(InputError, match="gives the ends of the documents; leave --document-tokens out"):
         import_tokens(path, out=tmp_path / "t", vocab_size=10, document_tokens=2, dtype="uint16")
     with pytest.raises(InputError, match="lists documents up to token 12, and .* has 6: give the --dtype"):

@@ -55,7 +55,7 @@ def test_bad_rows_are_reported_with_their_first_line(tmp_path):
         "a.csv, line 5: 1 field where the header names 2; the ones from 'n' on are missing",
         "a.csv, line 6: 3 fields where the header names 2; quote the fields that hold delimiters",
         "a.csv, line 9, column 4: byte 0xe9 is not valid UTF-8",
-        "a.csv, line 10, column 4: a NUL byte, which is not text; if the file is UTF-16: --encoding utf-16",
+        "a.csv, line 10, column 4: a NUL byte, which is not text; if the file is UTF-16: --encoding utf-16-le",
         "a.csv, line 12: not readable as CSV: new-line character seen in unquoted field",
     ]
 

@@ -62,7 +62,6 @@ from batchloom.preparation.phases.worker_setup import (
     collect_unit_settings,
     collect_versions,
     load_tokenizer,
-    make_subset_rule,
     make_task_function,
 )
 from batchloom.preparation.report.progress import (
@@ -424,7 +423,7 @@ class PrepareRun:
             )
         # A stream may have cached the batches of some units.
         if (self._work.path / STREAM_BATCHES_FOLDER).is_dir() and recipe.dedup.mode == "none":
-            membership = make_subset_rule(recipe)
+            membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
             if adopted := adopt_units(self._units, self._work, folders, self._record_parsers, membership):
                 log.note(f"Resuming: {adopted:,} of {len(self._units):,} units were already read by a stream.")
         tokenize_phase = TokenizePhase(

@@ -317,6 +317,7 @@ def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
             source.mtime_ns,
             source.kind,
             source.compression or "",
+            source.encoding,
         )
         for source in sources
     ]

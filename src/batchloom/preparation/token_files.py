@@ -142,7 +142,7 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
         lengths = _iter_document_lengths(path, tokens, cutting, at_start=llmc_header is not None)
     write_chunks(scratch, (chunk.astype("<u4").tobytes() for chunk in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
-    sidecars = _map_file_with_headers(path, tokens.size)
+    sidecars = _map_loss_sidecars(path, tokens.size)
     return TokenFile(token_input, tokens, sizes, None, header, *sidecars, note)
 
 
@@ -162,7 +162,7 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
     starts = None if _is_contiguous(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
     if starts is not None:
         starts = starts // shard.tokens.dtype.itemsize
-    sidecars = _map_file_with_headers(token_input.path, shard.tokens.size)
+    sidecars = _map_loss_sidecars(token_input.path, shard.tokens.size)
     return TokenFile(token_input, shard.tokens, lengths, starts, 0, *sidecars)
 
 
@@ -264,9 +264,12 @@ def _read_bounds(
         )
     note = f"{index.name} gives the ends of the {len(ends):,} documents of {path.name}"
     if (eod := cutting.end_id if cutting.eod is None else cutting.eod) is not None:
-        inside = int(np.count_nonzero(tokens == eod))
-        missing = int(np.count_nonzero(tokens[ends[lengths > 0] - 1] != eod))
-        note += f"; {missing:,} do not end with {eod}, and {inside - (len(ends) - missing):,} hold it inside"
+        filled_ends = ends[lengths > 0]
+        missing = int(np.count_nonzero(tokens[filled_ends - 1] != eod))
+        chunks = range(0, tokens.size, _CHUNK_SIZE)
+        total = sum(int(np.count_nonzero(tokens[start : start + _CHUNK_SIZE] == eod)) for start in chunks)
+        inside = total - (len(filled_ends) - missing)
+        note += f"; {missing:,} do not end with {eod}, and {inside:,} more of it are inside documents"
     return iter([_check_lengths(lengths, path)]), f"{note}."
 
 
@@ -373,7 +376,7 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
         yield np.array([remainder], np.uint32)
 
 
-def _map_file_with_headers(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
+def _map_loss_sidecars(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
     """Read the ``.mask`` and ``.weights`` that ``batchloom export`` writes."""
     mask, weights_path = _read_mask_sidecar(path, tokens), path.with_suffix(".weights")
     if not weights_path.is_file():

@@ -62,6 +62,7 @@ from batchloom.sources.formats.format_registry import (
     DeclaredInput,
     DetectedFile,
     FileDetection,
+    choose_encoding,
     describe_format_mismatch,
     detect_declared_kind,
     detect_file_kind,
@@ -206,13 +207,18 @@ def list_sources(
     clear_status_cache()
     lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
     numbered_inputs = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
-    for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
-        declared_input = declared_inputs[number] if declared_inputs else DeclaredInput()
-        try:
-            # A Path would change some names, so inputs remain strings.
-            lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
-        except InputError as error:
-            reraise_with_location(error, declared_input.location)
+    # Held-out splits come first: deduplication keeps the first copy of a text.
+    for is_val in (True, False):
+        for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
+            declared_input = declared_inputs[number] if declared_inputs else DeclaredInput()
+            if is_val and declared_input.val_split is None:
+                continue
+            try:
+                # A Path would change some names, so inputs remain strings.
+                path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
+                lister.add(path, label, number, declared_input, is_val=is_val)
+            except InputError as error:
+                reraise_with_location(error, declared_input.location)
     lister.find_shared_files()
     return SourceListing(
         lister.sources,
@@ -257,9 +263,9 @@ class _SourceLister:
         self._exclude = _get_inode(exclude) if exclude else None
         # Number of the input that lists each file, by device and inode, for each split that inputs name: inputs that
         # read different splits of a folder both list all of its files.
-        self._files_by_split: dict[tuple[str, str], defaultdict[int, dict[int, int]]] = {}
+        self._files_by_split: dict[tuple[str, str, bool], defaultdict[int, dict[int, int]]] = {}
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        self._input_number, self._declared_input = 0, DeclaredInput()
+        self._input_number, self._declared_input, self._is_val = 0, DeclaredInput(), False
         self.shared: list[tuple[str, int, int]] = []
         self.unread: list[UnreadData] = []
         self._unread = UnreadData("")
@@ -270,10 +276,14 @@ class _SourceLister:
         self._last_store_check = ("", False)
         self._top_folder = ""
 
-    def add(self, input_path: str, label: str, number: int, declared_input: DeclaredInput) -> None:
-        self._input_number, self._declared_input = number, declared_input
-        request = declared_input.split
-        split = ("", "") if request is None else (request.config, request.split)
+    def add(self, input_path: str, label: str, number: int, declared: DeclaredInput, *, is_val: bool = False) -> None:
+        """Add the files of an input, or of its split that becomes ``val``."""
+        if is_val and declared.val_split is not None:
+            self.notes.append(f"{label}: its split {declared.val_split.split} becomes the val subset.")
+            declared = replace(declared, split=declared.val_split, subset="val")
+        self._input_number, self._declared_input, self._is_val = number, declared, is_val
+        request = declared.split
+        split = ("", "", is_val) if request is None else (request.config, request.split, is_val)
         self._files = self._files_by_split.setdefault(split, defaultdict(dict))
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
         self._longest_window, self._unread = (0, ""), UnreadData(label)
@@ -319,11 +329,13 @@ class _SourceLister:
         """Note the files that inputs with different splits both read."""
         if len(self._files_by_split) < 2:
             return
-        input_by_path: dict[str, int] = {}
+        first_by_path: dict[str, Source] = {}
         for source in self.sources:
-            first = input_by_path.setdefault(source.path, source.input)
-            if first != source.input:
-                self.shared.append((decode_file_name(source.name), first, source.input))
+            is_local = source.member is None and not is_url(source.path)
+            path = os.path.realpath(source.path) if is_local else source.path
+            first = first_by_path.setdefault(path, source)
+            if first is not source:
+                self.shared.append((decode_file_name(source.name), first.input, source.input))
 
     def _add_location(self, path: str, label: str, file_status: os.stat_result | None) -> None:
         """Add a file, a folder, or the files that a glob matches."""
@@ -344,6 +356,9 @@ class _SourceLister:
         """Leave out other splits, and files about data sets, from source ``first`` on."""
         request = self._declared_input.split
         folder = strip_wildcard_part(input_path).rstrip("/") + "/"
+        if len(self.sources) == first:
+            # Earlier inputs name all of its files.
+            return
         if request is None and not self.sources.matches_path(SPLIT_HINT, first, folder):
             return
         listed = self.sources[first:]
@@ -354,7 +369,7 @@ class _SourceLister:
             lambda number: _read_card(listed[number]),
             name.rstrip("/"),
         )
-        for note in selection.notes:
+        for note in () if self._is_val else selection.notes:
             self._warn(decode_file_name(note))
         if selection.metadata:
             self._skipped_counts["cards, licences and caches"] = len(selection.metadata)
@@ -373,7 +388,8 @@ class _SourceLister:
     def _add_hub(self, name: HubDatasetName) -> None:
         """Add the data files of a Hub dataset, downloaded or streamed."""
         if (request := self._declared_input.split) is not None:
-            name = choose_hub_split(name, request)
+            # The name may hold the split that is trained.
+            name = choose_hub_split(replace(name, split="") if self._is_val else name, request)
         files, note = list_hub_files(name)
         self.notes.append(note)
         if download_note := download_to_cache(files, streaming=self._streaming):
@@ -822,7 +838,8 @@ class _SourceLister:
                 file_status.st_mtime_ns,
                 revision=get_pinned_revision(path),
                 input=self._input_number,
-                encoding=self._declared_input.encoding and self._declared_input.get_encoding(verdict.kind),
+                encoding=self._declared_input.encoding and choose_encoding(verdict.kind, self._declared_input.encoding),
+                subset=self._declared_input.subset,
             )
         )
 
@@ -878,7 +895,8 @@ class _SourceLister:
 
 
 def _read_card(source: Source) -> str:
-    with PartStream(source) as stream:
+    # Cards are UTF-8, whatever the data is.
+    with PartStream(replace(source, encoding="")) as stream:
         return stream.read_up_to(_CARD_BYTES).decode(errors="replace")
 
 

@@ -112,7 +112,7 @@ class DatasetFolder:
 
     Attributes:
         path: its path below the input, with a slash at its end; empty for the input itself.
-        rule: what told the splits: ``card`` or ``names``.
+        rule: whether a card or names define the splits.
         splits: numbers of the files of each split.
         others: numbers of its other data files.
         metadata: numbers of its card and licences.
@@ -216,7 +216,7 @@ def _check_presence(folders: Sequence[DatasetFolder], wanted: str, label: str, *
     known = list(dict.fromkeys(split for folder in folders for split in folder.splits))
     if wanted in known or (wanted == TRAIN and (has_others or any(folder.others for folder in folders))):
         return
-    fact = f"it has {', '.join(known)}" if known else "neither a card nor names of folders and files say of any"
+    fact = f"it has {', '.join(known)}" if known else "no card and no name of a folder or file defines a split"
     raise InputMissingError(f"{label} has no split {wanted!r}: {fact}{suggest(wanted, known)}.")
 
 

@@ -138,8 +138,9 @@ def stream(
     """
     check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
-    if any(source.subset not in (None, "train") for source in request.recipe.sources):
-        raise SettingsError(["val_from: a stream has no subsets; leave it out, or prepare a store"])
+    reading, sources = request.recipe.reading, request.recipe.sources
+    if reading.val_from is not None or any(source.subset not in (None, "train") for source in sources):
+        raise SettingsError(["val_from, subset: a stream has no subsets; leave them out, or prepare a store"])
     if pool_size is None:
         pool_size = choose_lane_pool_size(media=request.recipe.reading.media is not None)
     spec = PlanSpec(
@@ -282,9 +283,9 @@ class Stream:
         check_lanes(lanes, self.spec.global_batch_size)
         if lanes > count:
             raise PlanError(
-                f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed files are "
-                f"read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or uncompressed files, or "
-                "prepare the input (batchloom prepare)."
+                f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed "
+                f"and decoded files are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
+                "uncompressed files, or prepare the input (batchloom prepare)."
             )
         return lanes
 

@@ -525,16 +525,3 @@ def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, st
     offsets = to_byte_offsets(text, [start, stop]) if masked_tokens.in_bytes else [start, stop]
     first = int(np.searchsorted(masked_tokens.starts, offsets[0], side="right")) - 1
     return max(first, 0), int(np.searchsorted(masked_tokens.starts, offsets[1], side="left"))
-
-
-def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    remaining = list(spans)
-    for start, stop in media:
-        next_remaining = []
-        for a, b in remaining:
-            if stop <= a or b <= start:
-                next_remaining.append((a, b))
-                continue
-            next_remaining += [span for span in ((a, start), (stop, b)) if span[0] < span[1]]
-        remaining = next_remaining
-    return remaining

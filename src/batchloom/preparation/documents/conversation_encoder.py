@@ -24,6 +24,7 @@ from batchloom.chat.templates import (
     drop_reasoning,
     find_thoughts,
     split_answers,
+    subtract_spans,
 )
 from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair, SteppedAnswer
 from batchloom.core.errors import InputError
@@ -36,7 +37,6 @@ from batchloom.preparation.documents.chat_encoding import (
     RenderedText,
     expand_media_tokens,
     mask_texts,
-    subtract_media,
     weight_texts,
     write_expansions,
 )
@@ -385,7 +385,7 @@ def _mask_and_verify(
         masked_tokens, placed = expand_media_tokens(
             masked_tokens, rendered_conversation.media, rendered_conversation.conversation.media, encoder
         )
-        text = text._replace(trained_spans=subtract_media(text.trained_spans, rendered_conversation.media.media))
+        text = text._replace(trained_spans=subtract_spans(text.trained_spans, rendered_conversation.media.media))
     if prove and (problem := _find_mask_mismatch(encoder, text, masked_tokens)):
         raise RenderError(problem)
     return masked_tokens, placed

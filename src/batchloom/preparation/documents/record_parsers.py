@@ -628,7 +628,7 @@ def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
     """Return whether a text may be the caption of media with the same name stem."""
     return (
         get_suffix(source.path).lower() in _CAPTION_SUFFIXES
-        and source.is_plain
+        and source.compression is None
         and source.member is None
         and source.size <= limits.whole_text_bytes
         and not is_url(source.path)

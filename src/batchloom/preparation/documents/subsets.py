@@ -27,13 +27,11 @@ class SubsetRule:
         val_fraction: share of documents in ``val``.
         test_fraction: share of documents in ``test``.
         overrides: subsets of single hashes (128-bit integers) that differ from the shares.
-        input_subsets: subset of all documents of each input, None where hashes choose; empty if they choose for all.
     """
 
     val_fraction: float
     test_fraction: float
     overrides: tuple[tuple[int, str], ...] = ()
-    input_subsets: tuple[str | None, ...] = ()
 
     @property
     def shares(self) -> dict[str, float]:
@@ -62,17 +60,12 @@ class SubsetRule:
             if name not in filled
         ]
 
-    def get_fixed_code(self, input_number: int) -> int:
-        """Return 1 plus the subset code of an input; 0 if hashes choose."""
-        name = self.input_subsets[input_number] if self.input_subsets else None
-        return 0 if name is None else 1 + SUBSETS.index(name)
-
     def codes(self, rows: NDArray[np.void]) -> NDArray[np.uint8]:
         """Return the index in ``SUBSETS`` of each document, uint8 [D].
 
         Args:
-            rows: documents [D] with ``hash``, the (low, high) halves of the XXH3-128, and ``subset``, the code of
-                :meth:`get_fixed_code`.
+            rows: documents [D] with ``hash``, the (low, high) halves of the XXH3-128, and ``subset``: 0 if the hash
+                chooses, else 1 plus the index in ``SUBSETS``.
         """
         hashes = rows["hash"]
         u = hash_to_unit_interval(hashes[:, 1])
@@ -86,10 +79,8 @@ class SubsetRule:
                 low, high = hashes[document_index].tolist()
                 if name := decided.get((high << 64) | low):
                     codes[document_index] = SUBSETS.index(name)
-        if self.input_subsets:
-            fixed = rows["subset"]
-            codes[fixed > 0] = fixed[fixed > 0] - 1
-        return codes
+        fixed = rows["subset"]
+        return np.where(fixed > 0, fixed - 1, codes) if fixed.any() else codes
 
 
 def hash_to_unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -175,7 +166,7 @@ _MAX_LARGE = 256
 
 
 class DocumentGroup(NamedTuple):
-    """All documents of one hash, which are always in one subset.
+    """All documents of one hash whose subset it chooses.
 
     Attributes:
         position: the hash mapped to [0, 1), which selects the subset.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
 from batchloom.chat.schema import TokenRow
-from batchloom.chat.templates import TEXT_PLACEHOLDERS, ConversationText, PlaceholderSpan
+from batchloom.chat.templates import TEXT_PLACEHOLDERS, ConversationText, PlaceholderSpan, subtract_spans
 from batchloom.core.document import (
     CarryingPrompt,
     Conversation,
@@ -40,7 +40,6 @@ from batchloom.preparation.documents.chat_encoding import (
     RenderedText,
     expand_media_tokens,
     mask_texts,
-    subtract_media,
     write_expansions,
 )
 from batchloom.preparation.documents.conversation_encoder import (
@@ -496,7 +495,7 @@ def _encode_with_media(
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
             continue
-        trained_spans = subtract_media([(0, len(text.rendered.text))], text.placeholder_ranges)
+        trained_spans = subtract_spans([(0, len(text.rendered.text))], text.placeholder_ranges)
         numbers.append(number)
         media_texts.append(text)
         texts.append(RenderedText(text.rendered.text, text.rendered.control, trained_spans, lenient=True))

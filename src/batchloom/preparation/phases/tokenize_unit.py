@@ -62,6 +62,7 @@ from batchloom.preparation.units.work_folder import (
 from batchloom.preparation.workers.protocols import MessageCallback
 from batchloom.sources import PartReader, SourcePart, prefetch_sources
 from batchloom.store import write_file
+from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
 from batchloom.text import TextCleaner
 
@@ -350,9 +351,10 @@ class UnitTokenizer:
             stopwatch=self._stopwatch,
         )
         self._parts = [PartCounts() for _ in unit_task.unit.parts]
-        # Subset of all documents of each part, as in the rows.
-        self._fixed_codes = np.array(
-            [context.membership.get_fixed_code(part.source.input) for part in unit_task.unit.parts], np.uint8
+        # Of each part, as in the rows.
+        self._subset_codes = np.array(
+            [1 + SUBSETS.index(part.source.subset) if part.source.subset else 0 for part in unit_task.unit.parts],
+            np.uint8,
         )
         self._batch = _EncodeBatch()
         self._pending_batch: _PendingBatch | None = None
@@ -468,7 +470,7 @@ class UnitTokenizer:
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
-        rows["subset"] = self._fixed_codes[rows["part"]]
+        rows["subset"] = self._subset_codes[rows["part"]]
         rows["side"] = rows["seen"] = 0
         # The previous batch is not written yet, so it may still be the one that crashes the worker.
         first = self._pending_batch[0] if self._pending_batch else rows

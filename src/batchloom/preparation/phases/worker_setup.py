@@ -144,16 +144,10 @@ class WorkerSetup:
             record_parsers=record_parsers,
             bounds=RecordBounds(record_parsers.rules),
             normalize=recipe.reading.normalize,
-            membership=make_subset_rule(recipe),
+            membership=SubsetRule(recipe.val_fraction, recipe.test_fraction),
             overlap=self.overlap,
             cleaner=TextCleaner(self.clean) if self.clean else None,
         )
-
-
-def make_subset_rule(recipe: Recipe) -> SubsetRule:
-    """Return the subset rule of a recipe, without overrides."""
-    input_subsets = tuple(source.subset for source in recipe.sources)
-    return SubsetRule(recipe.val_fraction, recipe.test_fraction, (), input_subsets if any(input_subsets) else ())
 
 
 def make_task_function(context: EncodeContext) -> TaskFunction:

@@ -31,7 +31,7 @@ MAX_ROWS = 50
 class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     """An input file: location, size, modification time and detected format.
 
-    ``compression`` is empty for an uncompressed file.
+    ``compression`` is empty for an uncompressed file, and ``encoding`` for one in UTF-8.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     mtime_ns: int
     kind: str = ""
     compression: Literal[Compression, ""] = ""
+    encoding: str = ""
 
 
 class SourceRow(msgspec.Struct, frozen=True):

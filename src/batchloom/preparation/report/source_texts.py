@@ -11,8 +11,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError
 from batchloom.core.files import describe_os_error
 from batchloom.preparation.report.report import ReportedSource
-from batchloom.preparation.settings.read_recipe import find_encoding
-from batchloom.sources import DeclaredInput, PartReader, ReadLimits, ReadRules, SourcePart
+from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source
 from batchloom.sources.formats import COLUMNAR_KINDS, is_sequential, is_splittable
 from batchloom.store import PartEntry
@@ -26,11 +25,7 @@ _TEXT_COLUMN = " -> plain text"
 
 
 def read_source_texts(
-    reported: ReportedSource,
-    source: SourceEntry,
-    part: PartEntry,
-    offsets: Mapping[int, int],
-    reading: Mapping[str, Any],
+    reported: ReportedSource, source: SourceEntry, part: PartEntry, offsets: Mapping[int, int], split_on: str
 ) -> dict[int, str]:
     """Return texts of records as their file has them; the JSON of other rows.
 
@@ -41,22 +36,22 @@ def read_source_texts(
         source: its entry in the manifest.
         part: the part of the file that holds the records.
         offsets: byte offset in the file of each record, by its number in the part.
-        reading: settings of reading, as the manifest holds them.
+        split_on: rule that splits text files into documents.
 
     Raises:
         InputError: the file is remote, missing, changed or damaged.
     """
     _check_unchanged(reported)
-    rules = ReadRules(None, reading.get("split_on", "auto"), _LIMITS)
-    declared = DeclaredInput(encoding=find_encoding(reading.get("encoding", "utf-8")))
+    rules = ReadRules(None, split_on, _LIMITS)
+    compression = reported.compression or None
     file = Source(
         reported.name,
         reported.path,
         source.kind,
-        reported.compression or None,
+        compression,
         reported.bytes,
         reported.mtime_ns,
-        encoding=declared.get_encoding(source.kind),
+        encoding=reported.encoding,
     )
     is_ordered = is_sequential(file, rules)
     texts: dict[int, str] = {}

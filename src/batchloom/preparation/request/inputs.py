@@ -37,8 +37,8 @@ from batchloom.preparation.settings.dataset_file import (
     describe_dataset_info,
     split_dataset_info,
 )
-from batchloom.preparation.settings.media_recipe import MediaRecipe, is_tokenizer_alone
-from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe, find_encoding
+from batchloom.preparation.settings.media_recipe import MediaRecipe, has_only_tokenizer
+from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe, normalize_encoding
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
@@ -49,6 +49,7 @@ from batchloom.sources import (
     RowRange,
     SourceListing,
     SourcePart,
+    SplitRequest,
     describe_missing_input,
     find_hub_name,
     find_preset,
@@ -110,7 +111,7 @@ def resolve_inputs(
             without a processor.
     """
     input_arguments = as_input_tuple(inputs)
-    if reading.val_from is None and not any(
+    if not any(
         isinstance(argument, DatasetConfig) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
         for argument in input_arguments
     ):
@@ -185,12 +186,6 @@ def _expand_inputs(
             ]
         )
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
-    if reading.val_from is not None:
-        # They are first, so that a text of both stays in val alone.
-        sources = [replace(source, split=reading.val_from, subset="val") for source in sources] + sources
-        inputs *= 2
-        notes.append(f"The split {reading.val_from} becomes the val subset.")
-        reading = replace(reading, val_from=None)
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
     return ResolvedInputs(
         tuple(inputs),
@@ -213,7 +208,7 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
                 f"{multimodal[0][0]} needs a processor, but none is given: write "
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
-        if is_tokenizer_alone(processor):
+        if has_only_tokenizer(processor):
             # A language model that is trained on the texts of such data sets; records with media are refused.
             return reading
         reading = replace(reading, media=MediaRecipe(processor=processor))
@@ -567,7 +562,9 @@ def list_inputs(
             source.declared_input,
             follow_links=recipe.follow_links,
             split=recipe.split(number),
-            encoding=find_encoding(recipe.reading.encoding or "utf-8"),
+            val_split=recipe.val_split,
+            encoding=normalize_encoding(source.encoding or recipe.reading.encoding or "utf-8"),
+            subset=source.subset or "",
         )
         for number, source in enumerate(sources)
     ]
@@ -581,6 +578,11 @@ def list_inputs(
         media=recipe.reading.media is not None,
     )
     for name, first, second in listing.duplicates:
+        if first == second and (_get_rows(recipe.split(first)) is None or _get_rows(recipe.val_split) is None):
+            raise InputError(
+                f"{name} is read by --input-split and by --val-from: name two splits, or two ranges of rows, such as "
+                "--input-split 'train[5%:]' --val-from 'train[:5%]'."
+            )
         if recipe.source(first) != recipe.source(second):
             first_location, second_location = (_describe_input(recipe, number) for number in (first, second))
             raise InputError(
@@ -621,29 +623,45 @@ def _describe_input(recipe: Recipe, number: int) -> str:
 
 def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
     """Restrict the inputs that have a number of samples to these records."""
-    sampled = {
-        number: settings
-        for number, settings in enumerate(map(recipe.source, range(len(recipe.inputs))))
-        if settings.max_samples or settings.num_samples or _get_rows(recipe, number) is not None
-    }
-    if not sampled:
+    numbers = range(len(recipe.inputs))
+    is_sampled = any(source.max_samples or source.num_samples for source in recipe.sources)
+    splits = [recipe.val_split, *map(recipe.split, numbers)]
+    if not is_sampled and not any(map(_get_rows, splits)):
         return listing
     rules = replace(recipe.reading.rules(ReadLimits()), text_field=None)
     notes = list(listing.notes)
-    sources_by_input: dict[int, list[Source]] = {}
+    # Of each input, those of the split that becomes val are apart.
+    source_groups: dict[tuple[int, bool], list[Source]] = {}
     for source in listing.sources:
-        sources_by_input.setdefault(source.input, []).append(source)
-    for number, settings in sampled.items():
+        is_val = recipe.val_split is not None and source.subset == "val"
+        source_groups.setdefault((source.input, is_val), []).append(source)
+    for (number, is_val), listed in source_groups.items():
+        settings = recipe.source(number)
         name = settings.name or make_input_labels([recipe.inputs[number]])[0]
-        listed, rows = sources_by_input.get(number, []), _get_rows(recipe, number)
-        if rows is None:
-            chosen_sources, note = _choose_records(listed, settings, rules)
+        if rows := _get_rows(recipe.val_split if is_val else recipe.split(number)):
+            source_groups[number, is_val], note = _choose_rows(listed, rows, rules)
+        elif not is_val and (settings.max_samples or settings.num_samples):
+            source_groups[number, is_val], note = _choose_records(listed, settings, rules)
         else:
-            chosen_sources, note = _choose_rows(listed, rows, rules)
-        sources_by_input[number] = chosen_sources
+            continue
         notes.append(f"{name}: {note}.")
-    chosen = (source for sources in sources_by_input.values() for source in sources)
-    return replace(listing, sources=tuple(chosen), notes=tuple(notes))
+    chosen = tuple(source for sources in source_groups.values() for source in sources)
+    _refuse_common_rows(chosen)
+    return replace(listing, sources=chosen, notes=tuple(notes))
+
+
+def _refuse_common_rows(sources: Sequence[Source]) -> None:
+    """Refuse rows of a file that are read for training and for val."""
+    first_by_path: dict[str, Source] = {}
+    for source in sources:
+        first = first_by_path.setdefault(source.path, source)
+        if first is source or first.sample is None or source.sample is None:
+            continue
+        if max(first.sample.first, source.sample.first) < min(first.sample.count, source.sample.count):
+            raise InputError(
+                f"{first.name}: --input-split and --val-from read the same rows; name two ranges, such as "
+                "--input-split 'train[5%:]' --val-from 'train[:5%]'."
+            )
 
 
 def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:
@@ -674,15 +692,14 @@ def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: Re
     return sampled_sources, f"{count:,} of its {format_count(before, 'record')} are read, chosen at random"
 
 
-def _get_rows(recipe: Recipe, number: int) -> RowRange | None:
-    split = recipe.split(number)
+def _get_rows(split: SplitRequest | None) -> RowRange | None:
     return None if split is None else split.rows
 
 
 def _choose_rows(sources: Sequence[Source], rows: RowRange, rules: ReadRules) -> tuple[list[Source], str]:
     """Return the sources of an input with a range of their records, and a note."""
     stops = list(accumulate(_count_records(source, rules, None) for source in sources))
-    chosen = rows.resolve(stops[-1])
+    chosen = rows.resolve(stops[-1] if stops else 0)
     sampled_sources = [
         replace(source, sample=RecordSample(chosen.stop, None, before, chosen.start))
         for source, before, stop in zip(sources, [0, *stops], stops, strict=False)

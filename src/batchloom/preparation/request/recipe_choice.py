@@ -150,10 +150,14 @@ def make_request(
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
-    if any(source.subset for source in resolved.sources):
-        if values.get("val_fraction"):
-            problems.append("val_fraction: the inputs name the documents of val (val_from, subset); leave one out")
-        values.setdefault("val_fraction", 0.0)
+    if reading.val_from is not None or any(source.subset == "val" for source in resolved.sources):
+        # A split that is named now replaces the share of the recipe.
+        is_replaced = "val_from" in overrides and "val_fraction" not in overrides
+        if values.get("val_fraction") and not is_replaced:
+            problems.append(
+                "val_fraction: val comes from a split (val_from) or from inputs (subset: val); leave val_fraction out"
+            )
+        values["val_fraction"] = 0.0
     file_settings, file_notes = choose_file_settings(resolved.settings, values)
     values |= file_settings
     chat = ChatRecipe()

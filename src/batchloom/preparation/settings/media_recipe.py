@@ -214,11 +214,11 @@ _REQUIRED_FILES = RepositoryFiles(
 )
 
 
-# Of a language model's tokenizer, or of a processor.
+# Files of a processor, or of a plain tokenizer.
 _TOKENIZER_FILES = replace(_REQUIRED_FILES, main=(*_REQUIRED_FILES.main, "tokenizer.json", "tokenizer_config.json"))
 
 
-def is_tokenizer_alone(processor: str) -> bool:
+def has_only_tokenizer(processor: str) -> bool:
     """Return whether a folder or repository holds a tokenizer and no processor."""
     if is_repository_name(processor):
         processor = str(fetch_hub_folder(processor, _TOKENIZER_FILES))

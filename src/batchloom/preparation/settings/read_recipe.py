@@ -124,22 +124,23 @@ def find_input_split_problem(split: object) -> str:
     return ""
 
 
-def find_encoding(name: str) -> str:
+def normalize_encoding(name: str) -> str:
     """Return Python's name of an encoding of texts; empty for UTF-8.
 
     Raises:
         LookupError: there is none.
     """
-    # Codecs of bytes, such as base64, have a name, too.
-    "".encode(name)
+    # Neither codecs of bytes, such as base64, nor of names, such as idna, read any text.
+    "a".encode(name)
+    codecs.getincrementaldecoder(name)("surrogateescape").decode(b"a")
     encoding = codecs.lookup(name).name
     return "" if encoding == "utf-8" else encoding
 
 
 def _find_encoding_problem(name: object) -> str:
     try:
-        find_encoding(str(name))
-    except LookupError:
+        normalize_encoding(str(name))
+    except (LookupError, ValueError):
         return "is no encoding of texts that Python knows; write one such as gb18030, shift_jis, cp1252 or utf-16"
     return ""
 
@@ -192,8 +193,7 @@ class ReadRecipe:
     val_from: Annotated[
         str | None,
         Setting(
-            help="Split of the same data sets whose documents become the val subset, instead of a share of those that "
-            "are read.",
+            help="Split of the inputs that becomes the val subset; it replaces --val-fraction.",
             check=find_input_split_problem,
             shown_default="no split",
         ),
@@ -333,6 +333,10 @@ class SourceRecipe:
             check=find_input_split_problem,
         ),
     ] = None
+    encoding: Annotated[
+        str | None,
+        Setting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
+    ] = None
     subset: Annotated[
         Literal["train", "val", "test"] | None,
         Setting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
@@ -369,7 +373,7 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
     A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
-        *("text_field", "mapping", "ignore", "split", "subset", "max_samples", "num_samples"),
+        *("text_field", "mapping", "ignore", "split", "encoding", "subset", "max_samples", "num_samples"),
         *(("name", "weight") if include_labels else ()),
     )
     plain = []

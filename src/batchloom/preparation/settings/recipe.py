@@ -52,6 +52,7 @@ from batchloom.preparation.settings.read_recipe import (
     ReadRecipe,
     SourceRecipe,
     fim_to_plain,
+    normalize_encoding,
     sources_to_plain,
 )
 from batchloom.preparation.settings.run_settings import RunOptions
@@ -444,6 +445,11 @@ class Recipe:
         text = self.source(number).split or self.reading.input_split
         return None if text is None else parse_split(text)
 
+    @property
+    def val_split(self) -> SplitRequest | None:
+        """The split that becomes the subset ``val``; None for a share of the documents."""
+        return None if self.reading.val_from is None else parse_split(self.reading.val_from)
+
     def columns(self, number: int) -> tuple[str | None, Mapping[str, str]]:
         """Return the text field and the column mapping of one input."""
         source_recipe = self.source(number)
@@ -480,6 +486,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["reading"]["clean"] = clean_steps_to_settings(clean_steps_to_plain(recipe.reading.clean))
     if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = files_fingerprint
+    plain["reading"]["encoding"] = normalize_encoding(recipe.reading.encoding or "utf-8")
     # Newer settings are left out at their defaults, so that older recipes stay equal.
     for name in ("ignore", "prompts", "carry", "input_split", "encoding", "val_from"):
         if not plain["reading"][name]:
@@ -604,6 +611,8 @@ def _check_sources(recipe: Recipe) -> list[str]:
     if len(recipe.sources) not in (0, len(recipe.inputs)):
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
         return [f"sources: there are {counts}; give the settings of each, or none"]
+    if recipe.reading.val_from is not None and any(source.subset for source in recipe.sources):
+        return ["val_from: inputs have a subset of their own; leave val_from out"]
     return [
         f"sources[{number}].{problem}" for number, source in enumerate(recipe.sources) for problem in source.problems()
     ]

@@ -47,9 +47,9 @@ _CHUNK_TOKENS = 1 << 20
 # Number of documents that 32-bit numbers distinguish.
 _MAX_DOCUMENTS = 1 << 32
 
-# One document. `part` counts inside the unit, `side` is 0 for no preference, and `subset` is 0 if the hash chooses the
-# subset, else 1 + its code. A `seen` text repeats an earlier one
-# of its unit: it has the length of the first copy, and no tokens in the files.
+# One document. `part` counts inside the unit. `side` is 0 for no preference. `subset` is 0 if the hash chooses it, else
+# 1 plus its code. A `seen` text repeats an earlier one of its unit: it has the length of the first copy, and no tokens
+# in the files.
 ROW = np.dtype(
     [
         ("hash", "<u8", (2,)),

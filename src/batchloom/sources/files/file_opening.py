@@ -165,31 +165,73 @@ def read_zstd_window(file: BinaryIO) -> int:
         return 0
 
 
+# Byte order marks, the longer first.
+ENCODING_BY_MARK = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8",
+}
+# So many characters of UTF-8 are no chance in a text of an encoding with several bytes a character.
+_LEAST_CHARACTERS = 8
+
+
 @final
 class Transcoder:
     """Reader of a text in another encoding as UTF-8.
 
-    Bytes that the encoding lacks stay as they are, so that the record around them is refused as invalid UTF-8.
+    A folder may hold texts of several encodings. A byte order mark decides, and a text that begins with valid UTF-8
+    beyond ASCII is read as UTF-8. Bytes that the encoding lacks pass unchanged: the record around them is refused
+    unless they form valid UTF-8.
+
+    Args:
+        file: the text.
+        encoding: its encoding, as Python names it.
+        is_cut: whether the text may end inside a character.
     """
 
-    def __init__(self, file: Decompressor, encoding: str) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+    def __init__(self, file: Decompressor, encoding: str, *, is_cut: bool = False) -> None:
+        self._file, self._encoding, self._is_cut = file, encoding, is_cut
+        self._decoder: codecs.IncrementalDecoder | None = None
         self._output = b""
 
     def read(self, size: int) -> bytes:
         """See :class:`Decompressor`.
 
         Raises:
-            UnicodeDecodeError: bytes below 128 are missing in the encoding, as in a part of a character of UTF-16.
+            UnicodeError: the text ends inside a character, or lacks a byte order mark.
         """
         while not self._output:
             data = self._file.read(size)
-            self._output = self._decoder.decode(data, final=not data).encode("utf-8", "surrogateescape")
+            if self._decoder is None:
+                self._encoding = _choose_encoding(data, self._encoding)
+                self._decoder = codecs.getincrementaldecoder(self._encoding)(_name_handler(self._encoding))
+            text = self._decoder.decode(data, final=not data and not self._is_cut)
+            self._output = text.encode("utf-8", _name_handler(self._encoding))
             if not data:
                 break
         data, self._output = self._output[:size], self._output[size:]
         return data
+
+
+def _name_handler(encoding: str) -> str:
+    """Return the error handler of codecs that lets other bytes pass."""
+    # Those of UTF-16 and UTF-32 are halves of characters.
+    return "surrogatepass" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
+
+
+def _choose_encoding(start: bytes, encoding: str) -> str:
+    """Return the encoding of a text by its first bytes, else the given one."""
+    if marked := next((name for mark, name in ENCODING_BY_MARK.items() if start.startswith(mark)), None):
+        return marked
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return encoding
+    is_single_byte = len(bytes(range(256)).decode(encoding, "replace")) == 256
+    characters = len(text) - len(text.encode("ascii", "ignore"))
+    return "utf-8" if characters >= (1 if is_single_byte else _LEAST_CHARACTERS) else encoding
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:

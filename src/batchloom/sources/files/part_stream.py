@@ -136,7 +136,8 @@ class Source:
         revision: pinned commit of the repository, so that the file cannot change; else empty.
         input: number of the input that listed it.
         sample: records that are read; None for all.
-        encoding: encoding of its text; empty for UTF-8, and for formats that name their encoding.
+        encoding: encoding of its text; empty for UTF-8, and for formats that declare their own.
+        subset: subset of all its documents; empty if the hash of each chooses.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Source:
     input: int = 0
     sample: RecordSample | None = None
     encoding: str = ""
+    subset: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -266,7 +268,7 @@ class SourceTable(CompactSequence[Source]):
 
     def append(self, source: Source) -> None:
         """Append a source."""
-        traits = (source.kind, source.compression, source.revision, source.input, source.encoding)
+        traits = (source.kind, source.compression, source.revision, source.input, source.encoding, source.subset)
         is_plain = source.member is None and source.sample is None and source.mtime_ns in _INT64
         if not is_plain:
             self._others[len(self)] = source
@@ -317,10 +319,12 @@ class SourceTable(CompactSequence[Source]):
         """Return a source."""
         if number in self._others:
             return self._others[number]
-        kind, compression, revision, input_number, encoding = self._trait_values[self._traits[number]]
+        kind, compression, revision, input_number, encoding, subset = self._trait_values[self._traits[number]]
         size, mtime_ns = self._sizes[number], self._times[number]
         name, path = self._names[number], self._paths[number]
-        return Source(name, path, kind, compression, size, mtime_ns, None, revision, input_number, encoding=encoding)
+        return Source(
+            name, path, kind, compression, size, mtime_ns, None, revision, input_number, None, encoding, subset
+        )
 
 
 @final
@@ -423,10 +427,10 @@ class PartStream:
             raise (self._find_compression_mismatch() or self._make_data_error(f"is broken ({error})")) from error
         except InputError:
             raise
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             raise InputError(
-                f"{self.source.name} cannot be read as {self.source.encoding} ({error.reason}): give another "
-                "--encoding, or leave it out."
+                f"{self.source.name} cannot be read as {self.source.encoding} ({error}): give another --encoding, or "
+                "leave it out."
             ) from error
         except OSError as error:
             raise InputError(f"{self.source.name} cannot be read: {describe_os_error(error)}.") from error

@@ -33,7 +33,7 @@ _CHUNK_BYTES, _MAX_SCAN_BYTES = 1 << 20, 8 << 20
 _BATCH_BYTES = 1 << 20
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 _DELIMITERS = ",;\t"
-_NUL_REMEDY = "a NUL byte, which is not text; if the file is UTF-16: --encoding utf-16"
+_NUL_REMEDY = "a NUL byte, which is not text; if the file is UTF-16: --encoding utf-16-le"
 
 
 @dataclass(frozen=True, slots=True)

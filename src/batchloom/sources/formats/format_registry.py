@@ -30,6 +30,7 @@ from batchloom.sources.files.file_opening import (
     COMPRESSION_BY_SUFFIX,
     Compression,
     DecompressionError,
+    Transcoder,
     detect_compression,
     get_suffix,
     make_decompressor,
@@ -196,10 +197,12 @@ FORMATS = {
         ),
     )
 }
-# Methods of formats that name the encoding of their texts.
+# Bytes of UTF-8 for a byte of another encoding.
+_MAX_GROWTH = 3
 _BINARY_METHODS = frozenset(("table", "samples", "warc"))
 KIND_BY_SUFFIX = {suffix: kind for kind, source_format in FORMATS.items() for suffix in source_format.suffixes}
 KIND_BY_MAGIC = {magic: kind for kind, source_format in FORMATS.items() for magic in source_format.magic}
+_BINARY_MAGIC = (*KIND_BY_MAGIC, b"PK\x03\x04")
 KIND_BY_FILE_NAME = {name: kind for kind, source_format in FORMATS.items() for name in source_format.file_names}
 COLUMNAR_KINDS = tuple(kind for kind, source_format in FORMATS.items() if source_format.method == "table")
 
@@ -461,18 +464,23 @@ class DeclaredInput:
         location: origin of the declaration, for messages; empty if the input itself declares it.
         follow_links: whether to follow symbolic links that lead out of its folder.
         split: split of its data sets that is read; None for ``train``, or the only one.
+        val_split: split of its data sets whose documents are the subset ``val``; None for none.
         encoding: encoding of its texts; empty for UTF-8.
+        subset: subset of all its documents; empty if their hashes choose.
     """
 
     form: InputFormat | None = None
     location: str = ""
     follow_links: bool = False
     split: SplitRequest | None = None
+    val_split: SplitRequest | None = None
     encoding: str = ""
+    subset: str = ""
 
-    def get_encoding(self, kind: str) -> str:
-        """Return the encoding of files of a kind; empty if it names its own."""
-        return "" if FORMATS[kind].method in _BINARY_METHODS else self.encoding
+
+def choose_encoding(kind: str, encoding: str) -> str:
+    """Return the encoding of a file; empty for kinds that declare their own."""
+    return "" if FORMATS[kind].method in _BINARY_METHODS else encoding
 
 
 def matches_format(form: InputFormat | None, kind: str | None) -> bool:
@@ -499,11 +507,10 @@ def detect_kind(
     name_detection: FileDetection | None,
     name: str,
     read_start: Callable[[Compression | None], bytes],
-    encoding: str = "",
 ) -> FileDetection:
     """Return the kind of a file by its name, or by its first bytes if they decide.
 
-    ``read_start`` returns the first bytes, decompressed; it is called only if needed. ``encoding`` is that of a text.
+    ``read_start`` returns the first bytes, decompressed and in UTF-8; it is called only if needed.
     """
     if name_detection is not None and not needs_content(name_detection):
         return name_detection
@@ -512,23 +519,24 @@ def detect_kind(
     if compression is None:
         compression = detect_compression(head)
         head = read_start(compression) if compression else head
-    return detect_kind_by_content(name_detection, name, _decode_start(head, encoding), compression)
+    return detect_kind_by_content(name_detection, name, head, compression)
 
 
 def _decode_start(start: bytes, encoding: str) -> bytes:
     """Return the first bytes of a text in UTF-8; those of any other file as they are."""
-    if not encoding:
+    if not encoding or detect_compression(start) or start.startswith(_BINARY_MAGIC):
         return start
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(start).encode()
-    except UnicodeDecodeError:
+        decoded = Transcoder(io.BytesIO(start), encoding, is_cut=True).read(_MAX_GROWTH * len(start))
+        return decoded.decode(errors="strict").encode()
+    except UnicodeError:
         return start
 
 
 def detect_file_kind(source: Source, encoding: str) -> FileDetection:
     """Return the kind of a local or remote file; the kind of ``source`` is ignored."""
     name = redact_url(source.path)
-    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source), encoding)
+    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source, encoding))
 
 
 def detect_declared_kind(source: Source, verdict: FileDetection, declared: DeclaredInput) -> FileDetection:
@@ -538,7 +546,7 @@ def detect_declared_kind(source: Source, verdict: FileDetection, declared: Decla
         return verdict
     # The name is that of a text, so the content decides.
     name_detection = FileDetection("json") if form in ("json", "jsonl") else None
-    head = _decode_start(_read_start(source, verdict.compression), declared.encoding)
+    head = _read_start(source, declared.encoding, verdict.compression)
     content_detection = detect_kind_by_content(name_detection, redact_url(source.path), head, verdict.compression)
     if form == "csv" and content_detection.kind == "text":
         # Any text may be CSV, unless it holds records of another kind.
@@ -548,12 +556,14 @@ def detect_declared_kind(source: Source, verdict: FileDetection, declared: Decla
     return verdict
 
 
-def _read_start(source: Source, compression: Compression | None) -> bytes:
-    """Return the first bytes of a file, decompressed, with a full line of JSON."""
-    decoded_source = source if source.compression == compression else replace(source, compression=compression)
-    with PartStream(decoded_source) as stream:
-        head = stream.read_up_to(SNIFF_BYTES)
-        return head + stream.read_up_to(FIRST_LINE_BYTES) if _needs_line(head) else head
+def _read_start(source: Source, encoding: str, compression: Compression | None) -> bytes:
+    """Return the first bytes of a file in UTF-8, with a full line of JSON."""
+    unpacked_source = source if source.compression == compression else replace(source, compression=compression)
+    with PartStream(unpacked_source) as stream:
+        raw = stream.read_up_to(SNIFF_BYTES)
+        if _needs_line(head := _decode_start(raw, encoding)):
+            head = _decode_start(raw + stream.read_up_to(FIRST_LINE_BYTES), encoding)
+        return head
 
 
 def _needs_line(start: bytes) -> bool:
@@ -592,7 +602,8 @@ def list_archive_sources(
                     archive.mtime_ns,
                     entry.member,
                     archive.revision,
-                    encoding=declared.get_encoding(verdict.kind),
+                    encoding=choose_encoding(verdict.kind, declared.encoding),
+                    subset=declared.subset,
                 ),
             )
 
@@ -603,9 +614,9 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry, encoding: str) ->
         return name_detection or FileDetection(None, None, "unknown")
     try:
         with closing(entry.start()) as file:
-            head = _FileHead(file)
+            head = _FileHead(file, encoding)
             try:
-                return detect_kind(name_detection, entry.name, head.read_start, encoding)
+                return detect_kind(name_detection, entry.name, head.read_start)
             except (DecompressionError, EOFError):
                 if head.damaged:
                     raise
@@ -621,16 +632,16 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry, encoding: str) ->
 class _FileHead:
     """First bytes of a file that can be read once, front to back."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._raw = file, b""
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._file, self._raw, self._encoding = file, b"", encoding
         self.damaged = False
 
     def read_start(self, compression: Compression | None) -> bytes:
-        """Return the first bytes of the file, decompressed."""
+        """Return the first bytes of the file, decompressed and decoded."""
         raw = self._read_raw(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
-        head = _decompress_start(raw, compression)
+        head = _decode_start(_decompress_start(raw, compression), self._encoding)
         if _needs_line(head):
-            head = _decompress_start(self._read_raw(FIRST_LINE_BYTES), compression)
+            head = _decode_start(_decompress_start(self._read_raw(FIRST_LINE_BYTES), compression), self._encoding)
         return head
 
     def _read_raw(self, size: int) -> bytes:

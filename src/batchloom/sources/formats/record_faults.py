@@ -11,6 +11,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import describe_json_type, escape_unprintable, format_list
+from batchloom.sources.files.file_opening import ENCODING_BY_MARK
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
@@ -23,13 +24,6 @@ _ENCODINGS = [
 _WORD = re.compile(r"\w+")
 # A document at an offset up to this is the first of a file.
 _MARK_BYTES = 3
-# Byte order marks, longer ones first, as one is a prefix of another.
-_ENCODING_BY_BOM = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 # Magic bytes of other formats in files with text names: the format, and the remedy. No text begins like this.
 _NO_TEXT = {
     b"PAR1\x15": ("Parquet", "rename it to end in .parquet"),
@@ -79,6 +73,7 @@ def describe_invalid_utf8(data: bytes, at: int) -> str:
     """Explain a byte that is no UTF-8, and what other encodings make of it."""
     guesses = _guess_encodings(data, at)
     readings = ", ".join(f"{name} reads {word}" for name, word in guesses)
+    # The guess of a short text may be wrong: its reader knows which word is right.
     encoding = guesses[0][0] if len(guesses) == 1 else "ENCODING"
     byte = f"byte 0x{data[at]:02x} is not valid UTF-8{f' ({readings})' if readings else ''}"
     return f"{byte}; name the file's encoding: --encoding {encoding}"
@@ -116,7 +111,7 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
         reason = describe_invalid_utf8(data, at).replace(" is not", f" at offset {offset + at} is not", 1)
     elif reason is None:
         reason = (
-            f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: --encoding utf-16, else "
+            f"a NUL byte at offset {offset + at}, which is not text; if the file is UTF-16: --encoding utf-16-le, else "
             r"remove the NUL bytes: tr -d '\000'"
         )
     if not first or describe_wide_encoding(data):
@@ -138,12 +133,12 @@ def describe_wide_encoding(start: bytes) -> str | None:
     for magic, (form, remedy) in _NO_TEXT.items():
         if start.startswith(magic):
             return f"the file begins like {form}, not like text; {remedy}"
-    for mark, name in _ENCODING_BY_BOM.items():
-        if start.startswith(mark):
+    for mark, name in ENCODING_BY_MARK.items():
+        if start.startswith(mark) and name != "utf-8":
             mark_hex = mark.hex(" ").upper()
             return (
-                f"this is {name}, not UTF-8 (it begins with the byte order mark {mark_hex}); name it: --encoding "
-                f"{name.lower()}"
+                f"this is {name.upper()}, not UTF-8 (it begins with the byte order mark {mark_hex}); name it: "
+                f"--encoding {name}"
             )
     if len(start) > 3 and (start[0] == 0) != (start[1] == 0) and any(start[2:4]):
         order = "BE" if start[0] == 0 else "LE"

@@ -183,7 +183,7 @@ def _make_whole_record(data: bytes, max_bytes: int) -> Records:
 def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """Yield a long text cut into documents of about ``document_bytes``, without gaps."""
     limits = rules.limits
-    # The size of others says whether they are long.
+    # The decoded length is unknown, so read up to the limit.
     is_unmeasured = not stream.source.is_plain
     buffer = stream.read_up_to(limits.whole_text_bytes + 1) if is_unmeasured else b""
     if is_unmeasured and len(buffer) <= limits.whole_text_bytes:

@@ -1,7 +1,7 @@
 """Web archives: the documents of WARC and WET files (ISO 28500).
 
 A document is the text of a response (HTML becomes its visible text) or of a conversion, which WET files hold. A record
-is bad if its length does not lead to the next one; reading goes on there.
+is bad if its length does not lead to the next one; the reader continues at the next header.
 """
 
 import codecs
@@ -22,10 +22,11 @@ _CHUNK_BYTES, _MAX_HEADER_BYTES = 1 << 20, 256 << 10
 _BATCH_RECORDS = 256
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _NEXT_RECORD = re.compile(rb"\n(?=WARC/[01]\.)")
-_BEHIND_RECORD = re.compile(rb"[\r\n]*")
-_CONTENT_LENGTH = re.compile(rb"^content-length:[ \t]*(\d+)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_LINE_ENDS = re.compile(rb"[\r\n]*")
+_CONTENT_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _FIELD = re.compile(rb"^([\w-]+):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
+_TEXT_TYPES = (*_HTML_TYPES, "text/plain")
 _INSTALL = "pip install 'batchloom[clean]'"
 
 
@@ -128,7 +129,7 @@ class _WarcReader:
             pass
         if self._remaining < size:
             return self._resume(f"the file ends before the {int(length[1]):,} bytes of the record")
-        if not self._has_record_behind(size):
+        if not self._is_followed_by_record(size):
             return self._resume(f"no record follows its {int(length[1]):,} bytes")
         fields = {name.decode().lower(): value.decode("utf-8", "replace") for name, value in _FIELD.findall(header)}
         record = _WarcRecord(self._offset + self._at, fields, self._data[self._at : self._at + size], body)
@@ -139,11 +140,11 @@ class _WarcReader:
     def _remaining(self) -> int:
         return len(self._data) - self._at
 
-    def _has_record_behind(self, size: int) -> bool:
-        """Return whether a record or the end of the file is behind these bytes."""
+    def _is_followed_by_record(self, size: int) -> bool:
+        """Return whether a record or the end of the file follows these bytes."""
         at_end = False
         while True:
-            found = _BEHIND_RECORD.match(self._data, self._at + size)
+            found = _LINE_ENDS.match(self._data, self._at + size)
             next_at = found.end() if found else self._at + size
             if at_end or len(self._data) - next_at >= len(WARC_MAGIC):
                 return next_at == len(self._data) or self._data.startswith(WARC_MAGIC, next_at)
@@ -169,7 +170,7 @@ class _WarcReader:
     def _skip_line_ends(self) -> bool:
         """Skip the line ends between records; return False at the end of the file."""
         while True:
-            found = _BEHIND_RECORD.match(self._data, self._at)
+            found = _LINE_ENDS.match(self._data, self._at)
             self._at = found.end() if found else self._at
             if self._remaining or not self._read_more():
                 return bool(self._remaining)
@@ -201,8 +202,9 @@ def _read_response(data: bytes) -> str | DroppedText:
     record = next(iter(iterate(BytesIO(data), parse_http=True, auto_decode="all", stream_detect=False)), None)
     if record is None:
         raise OSError("no HTTP response")
-    kind = (record.http_content_type or "").lower() if record.is_http else record.headers.get("Content-Type", "")
-    if kind and not kind.startswith("text/") and kind not in _HTML_TYPES:
+    kind = (record.http_content_type or "").lower()
+    # Crawlers also keep responses of DNS.
+    if not record.is_http or (kind and kind not in _TEXT_TYPES):
         return DroppedText("responses without text", kind)
     payload = record.reader.read()
     text = str(decode(payload, _find_encoding(record.http_charset) or detect(payload), errors="replace"))
