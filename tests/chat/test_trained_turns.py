@@ -379,13 +379,15 @@ CALL_LOOP = """{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.
 
 
 @pytest.mark.parametrize("result", ["7 degrees", "", " "])
-@pytest.mark.parametrize("name", ["gemma4", "diffusion_gemma", "own"])
+@pytest.mark.parametrize("name", ["gemma4", "diffusion_gemma", "own", "own with a line end behind"])
 def test_a_result_in_the_round_of_its_call_is_never_trained(
     make_published_encoder, published_tokenizer, tmp_path, name, result
 ):
     """A blank result has no mark."""
-    if name == "own":
-        (tmp_path / "t.jinja").write_text(CALL_LOOP + PROMPT)
+    if name.startswith("own"):
+        # Then the result has a round of its own, too.
+        end = "{{ '\n' }}{% endfor %}" if name != "own" else "{% endfor %}"
+        (tmp_path / "t.jinja").write_text(CALL_LOOP.removesuffix("{% endfor %}") + end + PROMPT)
         encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
     else:
         encoder = make_published_encoder(name)
@@ -400,6 +402,54 @@ def test_a_result_in_the_round_of_its_call_is_never_trained(
     assert "response:" not in call
     assert "</tool_response>" not in call
     assert answer.startswith("Cold.")
+
+
+QUESTION = {"role": "user", "content": "Is it cold?"}
+RESULT = {"role": "tool", "content": "7 degrees"}
+ANSWER = {"role": "assistant", "content": "Cold."}
+TURN_ENDS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}END{% endfor %}" + PROMPT
+
+
+def test_a_result_is_followed_by_the_header_of_other_answers(published_tokenizer, tmp_path):
+    """The prompt after a result is empty, and the header is behind a separator of turns."""
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ '' if loop.first else '\n' }}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt and messages[-1].role == 'user' %}<|im_start|>assistant\n{% endif %}"
+    )
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
+    turns = [QUESTION, {"role": "assistant", "content": "Wait."}, RESULT, ANSWER]
+    assert list_trained_texts(encoder, [(turns, None)]) == [["Wait.<|im_end|>", "Cold.<|im_end|>"]]
+
+
+def test_the_token_that_begins_a_text_is_never_a_stop(published_tokenizer, tmp_path):
+    (tmp_path / "t.jinja").write_text(TURN_ENDS.replace("END", "{{ eos_token }}{{ bos_token }}"))
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
+    [trained] = list_trained_texts(encoder, [CASES["several turns"]])
+    assert trained == [f"Hello.{EOS}", f"Yes.{EOS}"]
+
+
+def test_a_prompt_that_depends_on_what_was_said_is_a_header(published_tokenizer, tmp_path):
+    """A header of an example is the beginning of the one of this conversation."""
+    brief = "{{ '[brief] ' if messages[0].content == 'brief' }}"
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}BRIEF{% endif %}{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nBRIEF{% endif %}".replace(
+            "BRIEF", brief
+        )
+    )
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
+    conversations = [([{"role": "user", "content": text}, ANSWER], None) for text in ("long", "brief", "brief", "long")]
+    assert list_trained_texts(encoder, conversations) == [["Cold.<|im_end|>"]] * 4
+
+
+def test_generation_marks_outside_an_answer_are_refused(published_tokenizer, tmp_path):
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% generation %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endgeneration %}"
+        "{% endfor %}" + PROMPT
+    )
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"))
+    [reason] = list_trained_texts(encoder, [CASES["several turns"]])
+    assert "as generated, which is not inside one assistant turn" in reason
 
 
 IN_LOOP = "{% for m in messages %}HEADER{{ m.content }}</s>\n{% if loop.last and add_generation_prompt %}PROMPT{% endif %}{% endfor %}"

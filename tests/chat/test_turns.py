@@ -296,6 +296,21 @@ def test_a_template_that_leaves_out_a_turn_is_reported(make_encoder):
     assert "turn 1 cannot be found" in decode_trained(make_encoder(template), conversation, rules)
 
 
+@pytest.mark.parametrize("keys", [{}, {"name": "f"}])
+def test_an_empty_message_that_is_left_out_is_no_change(make_encoder, keys):
+    template = (
+        "{% for m in messages if m.content %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    )
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "tool", "content": "", **keys},
+        {"role": "assistant", "content": "b"},
+    ]
+    encoded = encode_conversations([Conversation(turns)], make_encoder(template), PROVED)
+    assert (encoded.altered, encoded.faults) == ({}, [])
+
+
 def test_a_lone_surrogate_is_a_fault_of_its_conversation(make_encoder):
     conversations = [make_conversation("a", "b\ud800"), make_conversation("a", "b")]
     encoded = encode_conversations(conversations, make_encoder("chatml"), PROVED)

@@ -42,6 +42,7 @@ from .trained_spans import (
     compute_trained_spans as compute_trained_spans,
     compute_weighted_spans as compute_weighted_spans,
     find_train_on_problem as find_train_on_problem,
+    subtract_spans as subtract_spans,
 )
 from .turn_positions import (
     CONTROL_LIKE as CONTROL_LIKE,

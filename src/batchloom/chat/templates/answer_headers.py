@@ -47,6 +47,8 @@ class AnswerHeaders:
         self._added = added
         # Headers of an example, by the roles and keys of the last messages before the answer.
         self._headers: dict[Any, set[str]] = {}
+        # Headers of examples, each with a text behind it that is no part of the header of a conversation.
+        self.confirmed: set[tuple[str, str]] = set()
 
     def iter_candidates(self, before: Messages, tools: list[Any] | None) -> Iterator[set[str]]:
         """Yield sets of texts with which the template may begin an answer.
@@ -63,7 +65,7 @@ class AnswerHeaders:
         yield self._headers[context]
         yield self._make_headers(before, tools)
         if "add_generation_prompt" not in self._template.variables:
-            # What follows the messages may be an end of the text.
+            # Such a template may write only an end token after the messages.
             yield self._find_lead()
 
     def _make_headers(self, before: Messages, tools: list[Any] | None) -> set[str]:

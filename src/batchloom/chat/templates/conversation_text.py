@@ -2,23 +2,15 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from types import MappingProxyType
 from typing import NamedTuple
 
+from batchloom.chat.templates.marks import MarkedSpan
 from batchloom.chat.templates.media_placeholders import PlaceholderSpan
 from batchloom.chat.templates.turn_positions import TurnPosition
 
 CharacterSpan = tuple[int, int]
-
-
-class StringSpan(NamedTuple):
-    """Characters of a string of an answer, and whether it is reasoning."""
-
-    start: int
-    stop: int
-    is_thought: bool
 
 
 class ConversationText(NamedTuple):
@@ -34,9 +26,7 @@ class ConversationText(NamedTuple):
         generation: (start, stop) of each ``{% generation %}`` block; None if the template has none.
         altered: changes that the template made to contents, in words, else empty.
         media_spans: placeholder of each medium, in order.
-        content_spans: (start, stop) of the content of each message, if it is one text that the template wrote once,
-            without the white space at its ends. Empty for plain conversations.
-        string_spans: strings of each answer, in order. Empty for plain conversations.
+        strings: strings of the messages as the template wrote them, in order; empty for plain conversations.
         thoughts: (start, stop) of the reasoning that is not trained.
     """
 
@@ -47,8 +37,7 @@ class ConversationText(NamedTuple):
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
     media_spans: tuple[PlaceholderSpan, ...] = ()
-    content_spans: Mapping[int, CharacterSpan] = MappingProxyType({})
-    string_spans: Mapping[int, tuple[StringSpan, ...]] = MappingProxyType({})
+    strings: Sequence[MarkedSpan] = ()
     thoughts: tuple[CharacterSpan, ...] = ()
 
 
@@ -93,6 +82,6 @@ def expand_placeholders(
         control=sorted(offsets),
         generation=None if generation is None else tuple((shift(start), shift(stop)) for start, stop in generation),
         thoughts=tuple((shift(start), shift(stop)) for start, stop in rendered.thoughts),
-        content_spans={number: (shift(start), shift(stop)) for number, (start, stop) in rendered.content_spans.items()},
+        strings=[span._replace(start=shift(span.start), stop=shift(span.stop)) for span in rendered.strings],
     )
     return expanded, ranges

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchloom.chat.templates.chat_template import REASONING_KEYS, Messages, RenderError
-from batchloom.chat.templates.conversation_text import CharacterSpan, StringSpan
-from batchloom.chat.templates.marks import STRUCTURAL_KEYS, MarkedText, MarkingScope, contains_match
+from batchloom.chat.templates.marks import MARKED_KEYS, STRUCTURAL_KEYS, MarkedText, MarkingScope, contains_match
 
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 OMITTED_REASONING = "leaves out the reasoning of earlier answers (--reasoning split trains each as the last one)"
 _UNWRITTEN_REASONING = "leaves out reasoning, also of the last answer (choose another --template to train it)"
-_MARKED_KEYS = frozenset(("content", "tool_calls", *REASONING_KEYS))
 
 
 def check_unmarked_strings(messages: Messages, tools: list[Any] | None, control: re.Pattern[str]) -> None:
@@ -20,8 +18,8 @@ def check_unmarked_strings(messages: Messages, tools: list[Any] | None, control:
     Raises:
         RenderError: there is one.
     """
-    unmarked_fields = [{k: value for k, value in message.items() if k not in _MARKED_KEYS} for message in messages]
-    marked_fields = [message.get(key) for message in messages for key in _MARKED_KEYS]
+    unmarked_fields = [{k: value for k, value in message.items() if k not in MARKED_KEYS} for message in messages]
+    marked_fields = [message.get(key) for message in messages for key in MARKED_KEYS]
     unmarked_strings = list(_iter_unmarked_strings([marked_fields, tools]))
     if contains_match(unmarked_fields, control) or contains_match(unmarked_strings, control):
         raise RenderError(
@@ -95,45 +93,13 @@ def _list_texts(content: Any) -> list[str]:
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
-def find_control_tokens(marked: MarkedText, control: re.Pattern[str], *, hostile: bool) -> list[int]:
-    """Return the offsets of control tokens that the template wrote.
-
-    ``hostile`` says that strings of the conversation spell control tokens, too.
-    """
-    gaps = marked.iter_gaps() if hostile else [(0, len(marked.text))]
-    return [match.start() for start, stop in gaps for match in control.finditer(marked.text, start, stop)]
-
-
-def find_content_spans(marked: MarkedText, messages: Messages) -> dict[int, CharacterSpan]:
-    """Return the span of each content that is one text, written once and unchanged."""
-    spans: dict[int, CharacterSpan] = {}
-    repeated: set[int] = set()
-    for start, stop, number, key in marked.strings:
-        content = messages[number].get("content") if number >= 0 and key == "content" else None
-        if not isinstance(content, str) or marked.text[start:stop] != content.strip():
-            continue
-        if number in spans:
-            repeated.add(number)
-        spans[number] = start, stop
-    return {number: span for number, span in spans.items() if number not in repeated}
-
-
-def find_answer_strings(marked: MarkedText, messages: Messages) -> dict[int, tuple[StringSpan, ...]]:
-    """Return the strings of each answer, in order."""
-    spans: dict[int, list[StringSpan]] = {}
-    for start, stop, number, key in marked.strings:
-        if number >= 0 and messages[number].get("role") == "assistant":
-            spans.setdefault(number, []).append(StringSpan(start, stop, key in REASONING_KEYS))
-    return {number: tuple(strings) for number, strings in spans.items()}
-
-
 def describe_changes(marked: MarkedText, messages: Messages) -> tuple[str, ...]:
     """Describe the strings of a conversation that a template omits or changes."""
     keys = {key for _, key in marked.missing_strings}
     changes = {"leaves out the list of tools"} if "tools" in keys else set()
-    if thoughtless := {owner for owner, key in marked.missing_strings if key in REASONING_KEYS}:
+    if unwritten := {owner for owner, key in marked.missing_strings if key in REASONING_KEYS}:
         # A template that leaves out reasoning at the end of a conversation never writes any.
-        changes.add(_UNWRITTEN_REASONING if len(messages) - 1 in thoughtless else OMITTED_REASONING)
-    if not marked.intact or keys - {"tools", *REASONING_KEYS}:
+        changes.add(_UNWRITTEN_REASONING if len(messages) - 1 in unwritten else OMITTED_REASONING)
+    if marked.changed_strings or keys - {"tools", *REASONING_KEYS}:
         changes.add(_CHANGED_PROBLEM)
     return tuple(sorted(changes))

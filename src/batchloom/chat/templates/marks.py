@@ -96,8 +96,6 @@ class Marker:
 
         Templates split a content at the tags of a thought, so its parts are marked like texts of their own.
         """
-        if not any(tag in text for tag in THOUGHT_TAGS):
-            return self._mark_part(text, owner, key)
         thought_end = find_thought_end(text) if key == "content" else 0
         marked: list[str] = []
         position = 0
@@ -160,7 +158,7 @@ MARKING_SCOPES = (
     MarkingScope(("assistant",)),
     MarkingScope(("assistant",), _UNMARKED_ARGUMENTS),
 )
-_MARKED_KEYS = ("content", *REASONING_KEYS, "tool_calls")
+MARKED_KEYS = ("content", *REASONING_KEYS, "tool_calls")
 
 
 def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: MarkingScope) -> list[dict[str, Any]]:
@@ -172,7 +170,7 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
         if not scope.marks(message.get("role")):
             continue
         marked_reasoning: dict[str, Any] = {}
-        for key in _MARKED_KEYS:
+        for key in MARKED_KEYS:
             if key not in message:
                 continue
             # The same reasoning under several names is one string.
@@ -226,7 +224,6 @@ class MarkedText:
         strings: complete strings, in order.
         rounds: rounds of loops over the messages, in order of their ends.
         points: every mark of a string, in order. A template may write a part of a string, with one mark.
-        intact: whether every mark of a string is paired and encloses its string, unchanged or as JSON.
         missing_strings: (owner, key) of strings whose marks are both missing.
         changed_strings: likewise of those that are written in part, or with other characters.
     """
@@ -236,7 +233,6 @@ class MarkedText:
     strings: list[MarkedSpan]
     rounds: list[MarkedSpan]
     points: list[MarkPoint]
-    intact: bool
     missing_strings: set[tuple[int, str]]
     changed_strings: set[tuple[int, str]]
 
@@ -253,7 +249,7 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
     """Remove the marks of ``marker`` from ``text`` and return their positions."""
     chunks: list[str] = []
     marks: list[tuple[int, int]] = []
-    length = last = unknown_marks = 0
+    length = last = 0
     for match in _PLANE_PATTERNS[marker.plane].finditer(text):
         chunks.append(text[last : match.start()])
         length += match.start() - last
@@ -261,8 +257,6 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         mark = ord(match.group()) - _PLANE_STARTS[marker.plane]
         if mark >> 1 < len(marker.pairs):
             marks.append((mark, length))
-        else:
-            unknown_marks += 1
     plain = "".join([*chunks, text[last:]])
     string_marks = [(mark, position) for mark, position in marks if marker.pairs[mark >> 1].key != _ROUND]
     strings, changed = [], set()
@@ -274,7 +268,8 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         is_paired = mark % 2 == 0 and next_mark == mark + 1
         if is_paired:
             strings.append(MarkedSpan(start, stop, owner, key))
-        if not (is_paired and _contains_string(plain[start:stop], string)):
+        # Templates write a string as it is, or as JSON.
+        if not (is_paired and plain[start:stop] in (string, json.dumps(string, ensure_ascii=False)[1:-1])):
             changed.add((owner, key))
         index += 1 + is_paired
     present = {mark >> 1 for mark, _ in string_marks}
@@ -284,9 +279,8 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         if pair.key != _ROUND and number not in present
     }
     points = [MarkPoint(position, marker.pairs[mark >> 1].owner, mark >> 1) for mark, position in string_marks]
-    intact = not (unknown_marks or changed)
     rounds = _find_rounds(marks, marker)
-    return MarkedText(marker.plane, plain, strings, rounds, points, intact, missing, changed)
+    return MarkedText(marker.plane, plain, strings, rounds, points, missing, changed)
 
 
 def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:
@@ -317,11 +311,6 @@ def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpa
             return []
     owners = {span.owner for span in rounds}
     return [] if open_rounds else rounds + [span for span in anonymous_rounds if span.owner not in owners]
-
-
-def _contains_string(text: str, string: str) -> bool:
-    """Return whether a template wrote a string unchanged, or as ``tojson`` escapes it."""
-    return text == string or text == json.dumps(string, ensure_ascii=False)[1:-1]
 
 
 def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:

@@ -1,13 +1,13 @@
 """Forms in which templates accept media, and the text that they write for each."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
 from batchloom.chat.templates.marks import contains_match
-from batchloom.core.medium import MEDIUM_KINDS, TEXT_MARKER_PATTERN, MediumKind
+from batchloom.core.medium import TEXT_MARKER_PATTERN, MediumKind
 from batchloom.core.wording import format_count
 
 # Candidates for the mark of a medium in a content that a template accepts only as a string.
@@ -194,22 +194,17 @@ def _describe_wrong_count(kinds: Sequence[MediumKind], count: int) -> str:
 
 
 def describe_markers(messages: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Describe markers of media in texts, whose records have no column of such media."""
+    """Return the note about markers of media in texts of records without media."""
     contents = [message.get("content") for message in messages]
     return (TEXT_PLACEHOLDERS,) if contains_match(contents, TEXT_MARKER_PATTERN) else ()
 
 
-def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:
+def list_media_owners(messages: Sequence[dict[str, Any]], kinds: Container[str]) -> list[int]:
+    """Return the message index of each medium of these kinds."""
     return [
         number
         for number, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for part in message["content"]
-        if part.get("type") in placeholder_formats
+        if part.get("type") in kinds
     ]
-
-
-def count_media(messages: Sequence[dict[str, Any]]) -> int:
-    """Return the number of media in the contents of messages."""
-    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
-    return sum(part.get("type") in MEDIUM_KINDS for content in contents for part in content)

@@ -12,11 +12,13 @@ from batchloom.chat.templates.chat_template import (
     find_common_prefix,
     find_thought_end,
 )
-from batchloom.chat.templates.conversation_text import CharacterSpan, ConversationText, StringSpan
-from batchloom.chat.templates.media_placeholders import count_media
-from batchloom.chat.templates.trained_spans import is_trained
+from batchloom.chat.templates.conversation_text import CharacterSpan, ConversationText
+from batchloom.chat.templates.marks import MarkedSpan
+from batchloom.chat.templates.media_placeholders import list_media_owners
+from batchloom.chat.templates.trained_spans import is_trained, require_turn
 from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
 from batchloom.core.document import Conversation, TurnWeight
+from batchloom.core.medium import MEDIUM_KINDS
 
 ReasoningPolicy = Literal["keep", "mask", "drop", "split"]
 
@@ -87,7 +89,7 @@ def split_answers(conversation: Conversation, train_on: str) -> list[Conversatio
             trained=[*[False] * number, flags[number]],
             # The header of an answer is a part of its prompt.
             completion=None if conversation.completion is None else number,
-            media=conversation.media[: count_media(prefix)],
+            media=conversation.media[: len(list_media_owners(prefix, MEDIUM_KINDS))],
         )
         samples.append(sample)
     return samples
@@ -112,13 +114,12 @@ def find_thoughts(
     for number, message in enumerate(conversation.messages):
         if _drop_thought(message, number) is message:
             continue
-        turn, other = (text.turns[number] if text.turns else None for text in (rendered, without))
-        if turn is None or other is None:
-            raise RenderError(
-                f"turn {number + 1} cannot be found in the rendered text: {rendered.problem or without.problem}"
-            )
+        turn = require_turn(rendered, number)
+        other = require_turn(without, number)
         remainder = without.text[other.body : other.end]
-        span = _find_thought(rendered.text, turn, remainder, rendered.string_spans.get(number, ()))
+        span = _find_thought(
+            rendered.text, turn, remainder, [string for string in rendered.strings if string.owner == number]
+        )
         if span is None:
             raise RenderError(
                 f"the template writes turn {number + 1} in another form without its reasoning, so that the reasoning "
@@ -128,7 +129,7 @@ def find_thoughts(
     return tuple(spans)
 
 
-def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequence[StringSpan]) -> CharacterSpan | None:
+def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequence[MarkedSpan]) -> CharacterSpan | None:
     """Return the span of the thought of an answer, with its tags.
 
     Two kinds of evidence agree: the marks around the thought, and what the turn loses without it. The span is empty if
@@ -140,13 +141,13 @@ def _find_thought(text: str, turn: TurnPosition, remainder: str, strings: Sequen
         remainder: text of the answer without the thought.
         strings: strings of the answer.
     """
-    thoughts = [string for string in strings if string.is_thought]
+    thoughts = [string for string in strings if string.key in REASONING_KEYS]
     if not thoughts:
         is_same = _remove_tags(text[turn.body : turn.end]) == _remove_tags(remainder)
         return (turn.body, turn.body) if is_same else None
     first = thoughts[0].start
     last = thoughts[-1].stop
-    others = [string for string in strings if not string.is_thought]
+    others = [string for string in strings if string.key not in REASONING_KEYS]
     # The span is between the strings around the thought.
     low = max((string.stop for string in others if string.stop <= first), default=turn.body)
     high = min((string.start for string in others if string.start >= last), default=turn.stop)

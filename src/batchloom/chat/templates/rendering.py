@@ -2,8 +2,11 @@
 
 import copy
 import datetime as dt
+import functools
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
@@ -29,9 +32,6 @@ from batchloom.chat.templates.marked_checks import (
     check_tool_calls,
     check_unmarked_strings,
     describe_changes,
-    find_answer_strings,
-    find_content_spans,
-    find_control_tokens,
 )
 from batchloom.chat.templates.marks import (
     MARKING_SCOPES,
@@ -312,7 +312,7 @@ class _TemplateRenderer:
     def _probe(self) -> None:
         """Learn the text around turns from the first probe that the template accepts."""
         self.content_style = detect_content_style(self.template, self.placeholder_formats)
-        self.skeletons: dict[ConversationShape, TurnSkeleton | None] = {}
+        self._get_skeleton = functools.lru_cache(_MAX_CACHED_SHAPES)(self._learn_skeleton)
         self._use_form(self._initial_form)
         self.learns_to_stop = False
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
@@ -320,9 +320,10 @@ class _TemplateRenderer:
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             roles = [role for role, _ in shape]
             try:
-                probe = absorb_whitespace(self._render_marked_probe(shape))[0]
+                messages, probe = self._render_probe(shape)
+                probe = absorb_whitespace(probe)[0]
                 self._use_form(self._initial_form.learn(probe, roles))
-                turns = self._locate(probe, self._make_probe(shape), None)
+                turns = self._locate(probe, messages, None)
             except (RenderError, TurnPositionError):
                 self._use_form(self._initial_form)
                 continue
@@ -334,28 +335,42 @@ class _TemplateRenderer:
         self.form = form
         self._headers = AnswerHeaders(self.template, self._base_template, form, self.content_style, self._added)
 
-    def _locate(self, marked: MarkedText, messages: Messages, tools: list[Any] | None) -> list[TurnPosition | None]:
+    def _locate(
+        self,
+        marked: MarkedText,
+        messages: Messages,
+        tools: list[Any] | None,
+        scope: MarkingScope = MARKING_SCOPES[0],
+    ) -> list[TurnPosition | None]:
         """Locate the turns of a marked text of ``messages``, which are not marked."""
         locator = TurnLocator(
             marked,
             [str(message.get("role")) for message in messages],
             self.form,
             lambda number: self._headers.iter_candidates(messages[:number], tools),
-            lambda number: self._render_last(messages[: number + 1], tools, marked.plane),
+            lambda number: self._iter_texts_alone(number, messages, tools, scope, marked.plane),
+            self._headers.confirmed,
         )
         return locator.locate()
 
-    def _render_last(self, messages: Messages, tools: list[Any] | None, plane: int) -> str:
-        """Return the text of the last one of these messages."""
-        marked = self._render_with_marks(messages, tools, Marker(plane), MARKING_SCOPES[0], prompt=False)
-        texts = [marked.text[span.start : span.stop] for span in marked.rounds if span.owner == len(messages) - 1]
-        return max(texts, key=len, default="")
+    def _iter_texts_alone(
+        self, number: int, messages: Messages, tools: list[Any] | None, scope: MarkingScope, plane: int
+    ) -> Iterator[str]:
+        """Yield texts of a message without the results of its calls.
 
-    def _make_probe(self, shape: ConversationShape) -> Messages:
-        return convert_contents(make_probe(shape), self.content_style)[0]
+        The first is among the other messages, the second the last one.
+        """
+        following = list(itertools.dropwhile(lambda message: message.get("role") == "tool", messages[number + 1 :]))
+        for later_messages in (following, []) if following else ([],):
+            with suppress(RenderError):
+                others = [*messages[: number + 1], *later_messages]
+                marked = self._render_with_marks(others, tools, scope, plane)
+                texts = [marked.text[span.start : span.stop] for span in marked.rounds if span.owner == number]
+                yield max(texts, key=len, default="")
 
-    def _render_marked_probe(self, shape: ConversationShape) -> MarkedText:
-        return self._render_with_marks(self._make_probe(shape), None, Marker(0), MARKING_SCOPES[0], prompt=False)
+    def _render_probe(self, shape: ConversationShape) -> tuple[Messages, MarkedText]:
+        messages = convert_contents(make_probe(shape), self.content_style)[0]
+        return messages, self._render_with_marks(messages, None, MARKING_SCOPES[0], 0)
 
     def render(self, conversation: Conversation, *, with_strings: bool) -> ConversationText:
         """See :meth:`ConversationRenderer.render`."""
@@ -370,18 +385,11 @@ class _TemplateRenderer:
             return filled._replace(altered=(*filled.altered, *changes)) if changes else filled
         conversation, media, adaptations = self._adapt(conversation)
         changes += adaptations
-        messages = list(map(normalize_message, conversation.messages))
         tools = conversation.tools or None
-        try:
-            output = self.template.render(messages, tools, prompt=prompt)
-        except RenderError as error:
-            messages, output, change = self._render_otherwise(
-                messages, conversation.messages, tools, error, prompt=prompt
-            )
-            changes += change
+        messages, output, form = self._render_accepted(conversation.messages, tools, prompt=prompt)
+        changes += form
         if filled is not None and filled.text == output.text:
-            media_spans = self._find_media_spans(output.text, filled.control, media)
-            rendered = filled._replace(generation=output.generation, media_spans=media_spans)
+            rendered = filled._replace(generation=output.generation)
         else:
             if are_arguments_quoted(messages, output.text):
                 changes += (QUOTED_ARGUMENTS,)
@@ -406,25 +414,21 @@ class _TemplateRenderer:
             changes += describe_results(messages)
         return conversation, media, changes
 
-    def _render_otherwise(
-        self,
-        messages: Messages,
-        source_messages: Messages,
-        tools: list[Any] | None,
-        error: RenderError,
-        *,
-        prompt: bool,
+    def _render_accepted(
+        self, source: Messages, tools: list[Any] | None, *, prompt: bool
     ) -> tuple[Messages, TemplateOutput, tuple[str, ...]]:
-        """Render messages that a template rejects in another form, which is returned."""
-        switched, change = switch_arguments(messages)
-        # transformers 4 passes None on, and templates of its time test for it.
-        for other, changes in ((source_messages, ()), (switched, (change,))):
-            if other != messages:
-                try:
-                    return other, self.template.render(other, tools, prompt=prompt), changes
-                except RenderError:
-                    continue
-        raise error
+        """Render messages in the first form that the template accepts; return that form."""
+        messages = list(map(normalize_message, source))
+        try:
+            return messages, self.template.render(messages, tools, prompt=prompt), ()
+        except RenderError:
+            switched, change = switch_arguments(messages)
+            # transformers 4 passes None on, and templates of its time test for it.
+            for other, changes in ((source, ()), (switched, (change,))):
+                if other != messages:
+                    with suppress(RenderError):
+                        return other, self.template.render(other, tools, prompt=prompt), changes
+            raise
 
     def _find_media_spans(
         self, text: str, control: list[int], media: _ConversationMedia
@@ -438,13 +442,7 @@ class _TemplateRenderer:
     def _fill_skeleton(self, messages: Messages) -> ConversationText | None:
         """Return the text that the skeleton gives; None if the messages have no skeleton."""
         shape = get_conversation_shape(messages)
-        if shape is None:
-            return None
-        if shape not in self.skeletons:
-            if len(self.skeletons) >= _MAX_CACHED_SHAPES:
-                self.skeletons.clear()
-            self.skeletons[shape] = self._learn_skeleton(shape)
-        skeleton = self.skeletons[shape]
+        skeleton = None if shape is None else self._get_skeleton(shape)
         return None if skeleton is None else skeleton.fill([message["content"] for message in messages])
 
     def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
@@ -452,13 +450,13 @@ class _TemplateRenderer:
         if any(self.form.control.search(role) for role, _ in shape):
             return None
         try:
-            probe = self._render_marked_probe(shape)
-            if not probe.intact or len({string.owner for string in probe.strings}) != len(probe.strings):
+            messages, probe = self._render_probe(shape)
+            if probe.changed_strings or len({string.owner for string in probe.strings}) != len(probe.strings):
                 return None
             if any(shape[owner][0] == "user" for owner, _ in probe.missing_strings):
                 return None
             probe, strip_modes = absorb_whitespace(probe)
-            turns = self._locate(probe, self._make_probe(shape), None)
+            turns = self._locate(probe, messages, None)
         except (RenderError, TurnPositionError):
             return None
         return make_skeleton(shape, probe, strip_modes, turns, self.form.control)
@@ -490,7 +488,8 @@ class _TemplateRenderer:
             check_unmarked_strings(messages, tools, control_pattern)
         check_tool_calls(marked, self.template.name, self._built_in)
         check_questions(marked, messages, scope, self.template.name)
-        control = find_control_tokens(marked, control_pattern, hostile=hostile)
+        gaps = marked.iter_gaps() if hostile else [(0, len(output.text))]
+        control = [match.start() for gap in gaps for match in control_pattern.finditer(output.text, *gap)]
         media_spans = self._find_media_spans(output.text, control, media)
         if media_spans:
             marked = _add_media_points(marked, media_spans, media.owners)
@@ -498,8 +497,10 @@ class _TemplateRenderer:
         problem = ""
         altered = describe_changes(marked, messages)
         try:
-            turns = self._locate(marked, messages, tools)
-            altered = describe_alterations(turns, [str(message.get("role")) for message in messages]) + altered
+            turns = self._locate(marked, messages, tools, scope)
+            roles = [str(message.get("role")) for message in messages]
+            are_empty = [not (message.get("content") or message.get("tool_calls")) for message in messages]
+            altered = describe_alterations(turns, roles, are_empty) + altered
         except TurnPositionError as error:
             problem = str(error)
         return ConversationText(
@@ -510,8 +511,7 @@ class _TemplateRenderer:
             output.generation,
             altered,
             media_spans,
-            find_content_spans(marked, messages),
-            find_answer_strings(marked, messages),
+            marked.strings,
         )
 
     def _find_marking(
@@ -529,7 +529,7 @@ class _TemplateRenderer:
         limit_error: MarksError | None = None
         for scope in MARKING_SCOPES:
             try:
-                marked = self._render_with_marks(messages, tools, Marker(plane), scope, prompt=prompt)
+                marked = self._render_with_marks(messages, tools, scope, plane, prompt=prompt)
             except MarksError as error:
                 # A narrower scope needs fewer.
                 limit_error = error
@@ -537,7 +537,7 @@ class _TemplateRenderer:
             except RenderError:
                 continue
             # Only marks around all strings tell whose the control tokens are.
-            if marked.text == text and not (hostile and (scope.roles is not None or not marked.intact)):
+            if marked.text == text and not (hostile and (scope.roles is not None or marked.changed_strings)):
                 return scope, marked
         if hostile and limit_error is not None:
             raise limit_error
@@ -548,18 +548,18 @@ class _TemplateRenderer:
         self,
         messages: Messages,
         tools: list[Any] | None,
-        marker: Marker,
         scope: MarkingScope,
+        plane: int,
         *,
-        prompt: bool,
+        prompt: bool = False,
     ) -> MarkedText:
+        marker = Marker(plane)
         marked_messages = mark_messages(messages, marker, scope)
         if scope.roles is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         mark_round = marker.make_round_function(marked_messages)
-        return extract_marks(
-            self.template.render(marked_messages, tools, prompt=prompt, mark_round=mark_round).text, marker
-        )
+        output = self.template.render(marked_messages, tools, prompt=prompt, mark_round=mark_round)
+        return extract_marks(output.text, marker)
 
 
 def _add_media_points(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], owners: Sequence[int]) -> MarkedText:

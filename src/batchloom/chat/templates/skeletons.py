@@ -89,7 +89,7 @@ class TurnSkeleton:
         slot_contents = [strip(contents[number]) for number, strip in self.slots]
         if slot_contents != [contents[number] for number, _ in self.slots]:
             altered = (*altered, "strips white space around contents")
-        parts = [*self.fixed_texts, *slot_contents]
+        parts = [""] * (2 * len(slot_contents) + 1)
         parts[::2] = self.fixed_texts
         parts[1::2] = slot_contents
         lengths = [0, *accumulate(map(len, slot_contents))]
@@ -162,5 +162,5 @@ def make_skeleton(
             for start, fixed_text in zip(starts, fixed_texts, strict=True)
             for match in control.finditer(fixed_text)
         ),
-        altered=describe_alterations(turns, [role for role, _ in shape]),
+        altered=describe_alterations(turns, [role for role, _ in shape], [is_empty for _, is_empty in shape]),
     )

@@ -1,5 +1,6 @@
 """Selection of the trained spans of a rendered conversation."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import RenderError
@@ -87,7 +88,7 @@ def compute_trained_spans(
     if train_on in ("all", "completion"):
         start = 0 if train_on == "all" else _find_completion_start(conversation, rendered)
         excluded = [_get_turn_span(rendered, number) for number in left_out]
-        spans = _subtract_spans([(start, len(rendered.text))], excluded)
+        spans = subtract_spans([(start, len(rendered.text))], excluded)
         spans += [_get_turn_span(rendered, number) for number in flagged]
         selected = set(range(len(roles)))
     else:
@@ -98,7 +99,7 @@ def compute_trained_spans(
         spans = _list_turn_spans(rendered, assistants, sorted((selected | flagged) - left_out))
     if train_on_eos != "turn" and spans:
         spans = _select_stops(rendered, spans, train_on_eos, (selected | flagged) - left_out)
-    spans = _subtract_spans(_merge_spans(spans), list(rendered.thoughts))
+    spans = subtract_spans(_merge_spans(spans), list(rendered.thoughts))
     if spans:
         return spans
     if ASSISTANT not in roles:
@@ -117,7 +118,7 @@ def compute_weighted_spans(conversation: Conversation, rendered: ConversationTex
     for number, flag in enumerate(conversation.trained):
         if not isinstance(flag, TurnWeight) or flag.trained is False:
             continue
-        turn, weight = _require_turn(rendered, number), factor * flag.weight
+        turn, weight = require_turn(rendered, number), factor * flag.weight
         spans.append(WeightedSpan(turn.body, turn.end, weight))
         if flag.ranges:
             spans += _list_content_spans(conversation, rendered, number, weight)
@@ -137,25 +138,30 @@ def _list_content_spans(
 
     The rest of the turn, up to the end of its content, has weight 0.
     """
-    flag, content = conversation.trained[number], conversation.messages[number]["content"]
-    span = rendered.content_spans.get(number)
-    if span is None or not isinstance(flag, TurnWeight):
+    flag = conversation.trained[number]
+    content = conversation.messages[number]["content"]
+    spans = [
+        (start, stop)
+        for start, stop, owner, key in rendered.strings
+        if owner == number and key == "content" and rendered.text[start:stop] == content.strip()
+    ]
+    if len(spans) != 1 or not isinstance(flag, TurnWeight):
         raise RenderError(
             f"the template changes the content of turn {number + 1}, so that its trained ranges cannot be located; "
             "choose another template, or flag the message"
         )
     # Templates may strip white space, so the span is that of the content without it.
-    start = span[0] - (len(content) - len(content.lstrip()))
-    low, high = span
+    low, high = spans[0]
+    start = low - (len(content) - len(content.lstrip()))
     if rendered.text.startswith(content, max(start, 0)):
         low, high = start, start + len(content)
-    turn = _require_turn(rendered, number)
-    spans = [WeightedSpan(turn.body, high, 0.0)]
+    turn = require_turn(rendered, number)
+    weighted_spans = [WeightedSpan(turn.body, high, 0.0)]
     for content_range in flag.ranges:
         begin, end = max(start + content_range.start, low), min(start + content_range.stop, high)
         if begin < end:
-            spans.append(WeightedSpan(begin, end, weight * content_range.weight, is_aligned=False))
-    return spans
+            weighted_spans.append(WeightedSpan(begin, end, weight * content_range.weight, is_aligned=False))
+    return weighted_spans
 
 
 def is_trained(flag: TrainFlag) -> bool | None:
@@ -168,13 +174,13 @@ def _select_stops(
 ) -> list[CharacterSpan]:
     """Add the stop tokens of turns to the spans, or remove them."""
     if not rendered.turns:
-        _require_turn(rendered, 0)
+        require_turn(rendered, 0)
     stops = {number: (turn.stop, turn.end) for number, turn in enumerate(rendered.turns) if turn is not None}
     if train_on_eos == "all":
         return [*spans, *stops.values()]
     last = max((number for number in stops if number in trained), default=None)
     kept = last if train_on_eos == "last" else None
-    return _subtract_spans(_merge_spans(spans), [stop for number, stop in stops.items() if number != kept])
+    return subtract_spans(_merge_spans(spans), [stop for number, stop in stops.items() if number != kept])
 
 
 def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
@@ -195,6 +201,7 @@ def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers:
     marks = rendered.generation
     if marks is None or not numbers:
         return [_get_turn_span(rendered, number) for number in numbers]
+    _check_marks(rendered, assistants, marks)
     if numbers == assistants:
         return list(marks)
     if len(marks) != len(assistants):
@@ -206,6 +213,21 @@ def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers:
     return [by_number.get(n) or _get_turn_span(rendered, n) for n in numbers]
 
 
+def _check_marks(rendered: ConversationText, assistants: list[int], marks: Sequence[CharacterSpan]) -> None:
+    """Refuse generation marks outside the turns of assistants.
+
+    They are trusted where turns cannot be located.
+    """
+    turns = [rendered.turns[number] for number in assistants] if rendered.turns else []
+    for start, stop in marks if turns else ():
+        written = start + len(rendered.text[start:stop].rstrip())
+        if not any(turn is not None and turn.head <= start and written <= turn.end for turn in turns):
+            raise RenderError(
+                f"the template marks {rendered.text[start:stop]!a:.60} as generated, which is not inside one assistant "
+                "turn: mend its {% generation %} block, or choose another template"
+            )
+
+
 def _find_completion_start(conversation: Conversation, rendered: ConversationText) -> int:
     number = conversation.completion
     if number is None:
@@ -215,10 +237,15 @@ def _find_completion_start(conversation: Conversation, rendered: ConversationTex
         )
     if not 0 <= number < len(conversation.messages):
         raise NothingTrainedError("nothing to train: the completion has no messages")
-    return _require_turn(rendered, number).body
+    return require_turn(rendered, number).body
 
 
-def _require_turn(rendered: ConversationText, number: int) -> TurnPosition:
+def require_turn(rendered: ConversationText, number: int) -> TurnPosition:
+    """Return the position of a turn.
+
+    Raises:
+        RenderError: it cannot be located, or the template leaves it out.
+    """
     turn = rendered.turns[number] if rendered.turns else None
     if turn is None:
         why = rendered.problem or "the template leaves it out"
@@ -228,16 +255,17 @@ def _require_turn(rendered: ConversationText, number: int) -> TurnPosition:
 
 
 def _get_turn_span(rendered: ConversationText, number: int) -> CharacterSpan:
-    turn = _require_turn(rendered, number)
+    turn = require_turn(rendered, number)
     return turn.body, turn.end
 
 
-def _subtract_spans(spans: list[CharacterSpan], excluded: list[CharacterSpan]) -> list[CharacterSpan]:
+def subtract_spans(spans: Iterable[CharacterSpan], excluded: Iterable[CharacterSpan]) -> list[CharacterSpan]:
     """Remove spans from others, which are disjoint."""
+    ordered = sorted(excluded)
     remaining = []
     for start, stop in spans:
         begin = start
-        for first, last in sorted(excluded):
+        for first, last in ordered:
             if first < stop and last > begin:
                 remaining.append((begin, first))
                 begin = last

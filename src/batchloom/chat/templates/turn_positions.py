@@ -19,6 +19,9 @@ ASSISTANT = "assistant"
 # As most templates spell control tokens.
 CONTROL_LIKE = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _SPACE = re.compile(r"\s*")
+# Bounds of the texts behind headers that are remembered.
+_MAX_CONFIRMED = 4096
+_MAX_CONFIRMED_LENGTH = 256
 
 
 def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
@@ -85,10 +88,11 @@ class TurnForm:
 
     def _find_end(self, text: str) -> AnswerEnd:
         """Return a text after an answer with the end of its first control tokens."""
+        end = 0
         token = self.control.search(text)
-        end = token.end() if token else 0
-        while token and (token := self.control.match(text, end)):
+        while token and token.group() != self.bos:
             end = token.end()
+            token = self.control.match(text, end)
         return AnswerEnd(text, end)
 
 
@@ -101,7 +105,8 @@ class TurnLocator:
         roles: Sequence[str],
         form: TurnForm,
         find_headers: Callable[[int], Iterable[Collection[str]]],
-        render_last: Callable[[int], str],
+        find_texts_alone: Callable[[int], Iterable[str]],
+        confirmed: set[tuple[str, str]],
     ) -> None:
         """Prepare the search.
 
@@ -109,9 +114,10 @@ class TurnLocator:
             marked: the rendered conversation.
             roles: role of each message.
             form: what a probe shows.
-            find_headers: returns sets of texts with which the template may begin the answer that is message N. A set
-                counts if none before it fits.
-            render_last: returns the text of message N if it is the last one.
+            find_headers: returns sets of texts with which the template may begin the answer that is message N: of an
+                example, of this conversation, and others. A set counts if none before it fits.
+            find_texts_alone: returns texts of message N without the results of its calls.
+            confirmed: headers of examples with the texts behind them that are known to be no part of a header.
 
         Raises:
             TurnPositionError: the template writes an assistant's turn in several rounds.
@@ -120,11 +126,12 @@ class TurnLocator:
         self._points = marked.points
         self._form = form
         self._find_headers = find_headers
-        self._render_last = render_last
+        self._find_texts_alone = find_texts_alone
+        self._confirmed = confirmed
         self._roles = roles
         self._rounds = _choose_rounds(marked, roles)
         self._ordered_rounds = sorted(self._rounds.values())
-        # Indices of the points of each message.
+        # Indices in ``points``, by message.
         self._indices: dict[int, list[int]] = {}
         for index, point in enumerate(self._points):
             self._indices.setdefault(point.owner, []).append(index)
@@ -170,39 +177,57 @@ class TurnLocator:
 
     def _find_body(self, number: int, start: int, first: int) -> int | None:
         """Return the end of the header in a round whose first string begins at ``first``."""
-        for candidates in self._find_headers(number):
-            headers = sorted(candidates, key=len, reverse=True)
-            for header in headers:
-                if self._text.startswith(header, start, first):
-                    return start + len(header)
+        candidates = iter(self._find_headers(number))
+        body = self._match_header(next(candidates), start, first)
+        if body is None:
+            others = (self._match_header(headers, start, first) for headers in candidates)
+            return next((other for other in others if other is not None), None)
+        # The header of this conversation may be longer than that of an example.
+        found = self._text[start:body], self._text[body:first]
+        if found[1] and found not in self._confirmed:
+            longer = self._match_header(next(candidates), start, first)
+            if longer is not None and longer > body:
+                return longer
+            if len(self._confirmed) < _MAX_CONFIRMED and len(found[1]) < _MAX_CONFIRMED_LENGTH:
+                self._confirmed.add(found)
+        return body
+
+    def _match_header(self, headers: Iterable[str], start: int, first: int) -> int | None:
+        """Return the end of the longest header that fits.
+
+        An empty one fits wherever no other does.
+        """
+        for header in sorted(headers, key=len, reverse=True):
+            if self._text.startswith(header, start, first):
+                return start + len(header)
             # Templates write a default system message, or tools, in the round of the first message; or the beginning
             # of a header in the round before.
-            for header in headers:
-                begin = max(0, start - len(header))
-                if header and self._text.count(header, begin, first) == 1:
-                    return self._text.index(header, begin) + len(header)
+            begin = max(0, start - len(header))
+            if self._text.count(header, begin, first) == 1:
+                return self._text.index(header, begin) + len(header)
         return None
 
     def _find_limit(self, number: int, body: int, limit: int) -> int:
-        """Return the end of a turn in its round; later messages may be behind it."""
+        """Return where a turn ends.
+
+        Results of its calls may stand behind it in the same round.
+        """
         first = bisect_right(self._points, body, key=lambda point: point.position)
         last = bisect_left(self._points, limit, key=lambda point: point.position)
         foreign_points = [point for point in self._points[first:last] if point.owner != number]
-        # The result of a call may have no marked string.
-        is_called = self._roles[number + 1 : number + 2] == ["tool"]
-        result = self._rounds.get(number + 1)
-        if not foreign_points and not (is_called and (result is None or result.start < limit)):
+        # A result without marks may stand anywhere.
+        is_hidden = self._roles[number + 1 : number + 2] == ["tool"] and number + 1 not in self._indices
+        if not foreign_points and not is_hidden:
             return limit
         start = self._rounds[number].start
-        written = self._render_last(number)
-        limit = start + len(written)
-        if not (
-            self._text.startswith(written, start)
-            and all(point.owner > number and point.position >= limit for point in foreign_points)
-        ):
-            inner = foreign_points[0].owner if foreign_points else number + 1
-            raise TurnPositionError(f"the template writes turn {inner + 1} inside turn {number + 1}")
-        return limit
+        for written in self._find_texts_alone(number):
+            stop = start + len(written)
+            if self._text.startswith(written, start) and all(
+                point.owner > number and point.position >= stop for point in foreign_points
+            ):
+                return min(stop, limit)
+        inner = foreign_points[0].owner if foreign_points else number + 1
+        raise TurnPositionError(f"the template writes turn {inner + 1} inside turn {number + 1}")
 
     def _locate_other(self, number: int) -> TurnPosition | None:
         """Return the position of a given turn; None if nothing of it is written."""
@@ -251,15 +276,16 @@ class TurnLocator:
         if following < len(self._ordered_rounds):
             is_stop = self._roles[self._ordered_rounds[following].owner] != ASSISTANT
         else:
-            # Behind all messages stands their end, or the header of another answer.
+            # After the last message comes the end token of the text, or a generation prompt.
             is_stop = token.group() not in header
         return token.span() if is_stop else None
 
     def _find_last_token(self, start: int, limit: int) -> tuple[int, int] | None:
         """Return start and end of a control token that only white space follows."""
         visible = start + len(self._text[start:limit].rstrip())
-        spans = [token.span() for token in self._form.control.finditer(self._text, start, limit)]
-        return spans[-1] if spans and spans[-1][1] == visible else None
+        tokens = list(self._form.control.finditer(self._text, start, limit))
+        is_last = bool(tokens) and tokens[-1].end() == visible and tokens[-1].group() != self._form.bos
+        return tokens[-1].span() if is_last else None
 
 
 def _skip_space(text: str, start: int) -> int:
@@ -289,9 +315,16 @@ def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, Marked
     return rounds
 
 
-def describe_alterations(turns: Sequence[TurnPosition | None], roles: Sequence[str]) -> tuple[str, ...]:
-    """Describe whether a template omitted or reordered messages of these roles."""
-    omitted = dict.fromkeys(role for role, turn in zip(roles, turns, strict=True) if turn is None)
+def describe_alterations(
+    turns: Sequence[TurnPosition | None], roles: Sequence[str], are_empty: Sequence[bool]
+) -> tuple[str, ...]:
+    """Describe whether a template omitted or reordered messages of these roles.
+
+    An empty message that it omits is no change.
+    """
+    omitted = dict.fromkeys(
+        role for role, is_empty, turn in zip(roles, are_empty, turns, strict=True) if turn is None and not is_empty
+    )
     remedy = " (--map system_role=developer gives them to it as those of the system)" if "developer" in omitted else ""
     altered: tuple[str, ...] = ()
     if omitted:

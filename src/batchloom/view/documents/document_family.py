@@ -290,7 +290,7 @@ class _DroppedCopyReader:
             source,
             source.parts[part - int(np.searchsorted(self._table.numbers, number))],
             offsets,
-            self._generation.recipe.get("reading", {}),
+            self._generation.recipe.get("reading", {}).get("split_on", "auto"),
         )
 
 
