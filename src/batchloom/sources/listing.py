@@ -55,7 +55,7 @@ from batchloom.sources.files.file_opening import (
     open_location,
     read_zstd_window,
 )
-from batchloom.sources.files.part_stream import PartStream, Source, SourceTable
+from batchloom.sources.files.part_stream import PartStream, Source, SourceTable, SourceTraits
 from batchloom.sources.formats.format_registry import (
     FORMATS,
     JSON_OBJECT,
@@ -258,6 +258,8 @@ class _SourceLister:
         self._names, self._detected_files, self._media = UniqueNames(), detected_files, media
         self._spool, self._streaming = spool, streaming
         self.sources = SourceTable()
+        # Of the files of an input, by kind, compression and revision.
+        self._traits: dict[tuple[str, Compression | None, str], SourceTraits] = {}
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._exclude = _get_inode(exclude) if exclude else None
@@ -282,6 +284,7 @@ class _SourceLister:
             self.notes.append(f"{label}: its split {declared.val_split.split} becomes the val subset.")
             declared = replace(declared, split=declared.val_split, subset="val")
         self._input_number, self._declared_input, self._is_val = number, declared, is_val
+        self._traits.clear()
         request = declared.split
         split = ("", "", is_val) if request is None else (request.config, request.split, is_val)
         self._files = self._files_by_split.setdefault(split, defaultdict(dict))
@@ -828,20 +831,12 @@ class _SourceLister:
         name = self._names.make_unique(name)
         self._has_records |= bool(FORMATS[verdict.kind].method)
         self._note_other_kind(name, name_detection, verdict.kind)
-        self.sources.append(
-            Source(
-                name,
-                path,
-                verdict.kind,
-                verdict.compression,
-                file_status.st_size,
-                file_status.st_mtime_ns,
-                revision=get_pinned_revision(path),
-                input=self._input_number,
-                encoding=self._declared_input.encoding and choose_encoding(verdict.kind, self._declared_input.encoding),
-                subset=self._declared_input.subset,
-            )
-        )
+        key = verdict.kind, verdict.compression, get_pinned_revision(path)
+        if key not in self._traits:
+            declared = self._declared_input
+            encoding = choose_encoding(verdict.kind, declared.encoding)
+            self._traits[key] = SourceTraits(*key, self._input_number, encoding, declared.subset)
+        self.sources.append_file(name, path, file_status.st_size, file_status.st_mtime_ns, self._traits[key])
 
     def _measure_window(self, path: str, name: str) -> None:
         """Remember the file that needs most memory, above what zstd takes by itself."""

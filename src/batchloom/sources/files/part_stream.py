@@ -5,7 +5,7 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Self, TypeVar, final, overload
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar, final, overload
 
 import numpy as np
 import xxhash
@@ -251,6 +251,17 @@ def _encode_path(path: str) -> bytes:
     return path.encode("utf-8", "surrogatepass")
 
 
+class SourceTraits(NamedTuple):
+    """Fields of a source that many files share."""
+
+    kind: str
+    compression: Compression | None
+    revision: str
+    input: int
+    encoding: str
+    subset: str
+
+
 @final
 class SourceTable(CompactSequence[Source]):
     """Sources in arrays: 45 bytes for each, and its name and path in UTF-8.
@@ -262,23 +273,34 @@ class SourceTable(CompactSequence[Source]):
         self._names, self._paths = _TextColumn(), _TextColumn()
         self._sizes, self._times, self._traits = array("q"), array("q"), array("i")
         # Few combinations of the other fields occur, except in archives.
-        self._trait_numbers: dict[tuple[Any, ...], int] = {}
-        self._trait_values: list[tuple[Any, ...]] = []
+        self._trait_numbers: dict[SourceTraits, int] = {}
+        self._trait_values: list[SourceTraits] = []
         self._others: dict[int, Source] = {}
 
     def append(self, source: Source) -> None:
         """Append a source."""
-        traits = (source.kind, source.compression, source.revision, source.input, source.encoding, source.subset)
-        is_plain = source.member is None and source.sample is None and source.mtime_ns in _INT64
-        if not is_plain:
+        traits = SourceTraits(
+            source.kind, source.compression, source.revision, source.input, source.encoding, source.subset
+        )
+        if source.member is None and source.sample is None:
+            self.append_file(source.name, source.path, source.size, source.mtime_ns, traits)
+        else:
             self._others[len(self)] = source
-        number = self._trait_numbers.setdefault(traits, len(self._trait_values))
-        if number == len(self._trait_values):
+            self.append_file("", "", source.size, 0, traits)
+
+    def append_file(self, name: str, path: str, size: int, mtime_ns: int, traits: SourceTraits) -> None:
+        """Append a file without an object for it."""
+        number = self._trait_numbers.get(traits)
+        if number is None:
+            number = self._trait_numbers[traits] = len(self._trait_values)
             self._trait_values.append(traits)
-        self._names.append(source.name if is_plain else "")
-        self._paths.append(source.path if is_plain else "")
-        self._sizes.append(source.size)
-        self._times.append(source.mtime_ns if is_plain else 0)
+        if mtime_ns not in _INT64:
+            self._others[len(self)] = _make_source(name, path, size, mtime_ns, traits)
+            mtime_ns = 0
+        self._names.append(name)
+        self._paths.append(path)
+        self._sizes.append(size)
+        self._times.append(mtime_ns)
         self._traits.append(number)
 
     def matches_path(self, pattern: re.Pattern[bytes], first: int, prefix: str) -> bool:
@@ -297,7 +319,7 @@ class SourceTable(CompactSequence[Source]):
     @property
     def kinds(self) -> set[str]:
         """Formats of the sources."""
-        return {traits[0] for traits in self._trait_values}
+        return {traits.kind for traits in self._trait_values}
 
     def leave_out(self, numbers: Collection[int]) -> "SourceTable":
         """Return a table without the sources of these numbers."""
@@ -319,12 +341,23 @@ class SourceTable(CompactSequence[Source]):
         """Return a source."""
         if number in self._others:
             return self._others[number]
-        kind, compression, revision, input_number, encoding, subset = self._trait_values[self._traits[number]]
-        size, mtime_ns = self._sizes[number], self._times[number]
-        name, path = self._names[number], self._paths[number]
-        return Source(
-            name, path, kind, compression, size, mtime_ns, None, revision, input_number, None, encoding, subset
-        )
+        traits = self._trait_values[self._traits[number]]
+        return _make_source(self._names[number], self._paths[number], self._sizes[number], self._times[number], traits)
+
+
+def _make_source(name: str, path: str, size: int, mtime_ns: int, traits: SourceTraits) -> Source:
+    return Source(
+        name,
+        path,
+        traits.kind,
+        traits.compression,
+        size,
+        mtime_ns,
+        revision=traits.revision,
+        input=traits.input,
+        encoding=traits.encoding,
+        subset=traits.subset,
+    )
 
 
 @final
