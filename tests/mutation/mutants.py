@@ -554,8 +554,24 @@ CHAT = (
     Mutant(
         "result-trained-with-its-call",
         "chat/templates/turn_positions.py",
-        "        limit = start + len(written)\n        if not (",
-        "        limit = max(limit, start + len(written))\n        if not (",
+        "return min(stop, limit)",
+        "return limit",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # A result without marks is trained with the call in whose round it stands.
+    Mutant(
+        "hidden-result-trained",
+        "chat/templates/turn_positions.py",
+        "if not foreign_points and not is_hidden:",
+        "if not foreign_points:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # The beginning of a header, as an example has it, is the header.
+    Mutant(
+        "header-of-an-example",
+        "chat/templates/turn_positions.py",
+        "if longer is not None and longer > body:",
+        "if longer is None:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # A turn that is written twice is trained once.
@@ -578,8 +594,8 @@ CHAT = (
     Mutant(
         "token-within-an-answer-is-its-stop",
         "chat/templates/turn_positions.py",
-        "return spans[-1] if spans and spans[-1][1] == visible else None",
-        "return spans[-1] if spans else None",
+        "is_last = bool(tokens) and tokens[-1].end() == visible and",
+        "is_last = bool(tokens) and",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # BOS of the next turn is trained as a stop.
@@ -588,6 +604,22 @@ CHAT = (
         "chat/templates/turn_positions.py",
         "if token is None or token.group() == self._form.bos:",
         "if token is None:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # BOS behind an answer is a part of its stop.
+    Mutant(
+        "bos-behind-a-stop-trained",
+        "chat/templates/turn_positions.py",
+        "while token and token.group() != self.bos:",
+        "while token:",
+        ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
+    ),
+    # Generation marks around other turns are trained.
+    Mutant(
+        "marks-outside-answers-trained",
+        "chat/templates/trained_spans.py",
+        "        if not any(turn is not None and turn.head <= start and written <= turn.end for turn in turns):",
+        "        if not turns:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # A user whom a template cuts short is not noticed where users have no marks.
@@ -610,7 +642,7 @@ CHAT = (
     Mutant(
         "masked-reasoning-trained",
         "chat/templates/trained_spans.py",
-        "spans = _subtract_spans(_merge_spans(spans), list(rendered.thoughts))",
+        "spans = subtract_spans(_merge_spans(spans), list(rendered.thoughts))",
         "spans = _merge_spans(spans)",
         ("chat/test_reasoning.py",),
     ),
