@@ -654,6 +654,23 @@ def test_most_tests_use_public_names():
     assert len(imports_by_file) <= MOST_WITH_PRIVATE_IMPORTS, json.dumps(imports_by_file, indent=1)
 
 
+def test_no_parameter_of_a_test_depends_on_the_time():
+    """Two processes that collect the tests a second apart must name them alike: gzip files hold their time."""
+    wrong = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if "gzip.compress(" not in (text := path.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                calls = [call for call in ast.walk(decorator) if isinstance(call, ast.Call)]
+                wrong += [
+                    f"{path.relative_to(TESTS)}:{call.lineno}: give gzip.compress mtime=0"
+                    for call in calls
+                    if ast.unparse(call.func) == "gzip.compress" and "mtime" not in {word.arg for word in call.keywords}
+                ]
+    assert wrong == []
+
+
 def test_docstring_summaries_are_short_and_open_with_a_verb_or_noun():
     """Limit summaries to 80 characters that do not open with a question word."""
     wrong = []

@@ -138,10 +138,10 @@ def test_random_bytes_end_nothing(tmp_path):
     [
         ("wiki.xml", b'<?xml version="1.0"?>\n<mediawiki xmlns="x"><page/>', "dump of MediaWiki"),
         ("wiki.xml.bz2", bz2.compress(b"<mediawiki><page/>"), "dump of MediaWiki"),
-        ("a.arc.gz", gzip.compress(b"filedesc://x 0.0.0.0"), ".arc"),
+        ("a.arc.gz", gzip.compress(b"filedesc://x 0.0.0.0", mtime=0), ".arc"),
         ("a", b"filedesc://x 0.0.0.0", "ARC archive"),
         ("a.cdx", b" CDX N b a m s k r M S V g\n", ".cdx"),
-        ("b.warc.wat.gz", gzip.compress(make_record("metadata", b"{}")), ".wat"),
+        ("b.warc.wat.gz", gzip.compress(make_record("metadata", b"{}"), mtime=0), ".wat"),
     ],
 )
 def test_dumps_of_other_forms_are_refused_with_their_remedy(tmp_path, name, data, label):
