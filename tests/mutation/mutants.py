@@ -626,7 +626,7 @@ CHAT = (
     Mutant(
         "unmarked-user-not-checked",
         "chat/templates/marked_checks.py",
-        'if not scope.marks("user"):',
+        'if not scope.includes("user"):',
         "if False:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),

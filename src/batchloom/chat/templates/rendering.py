@@ -365,8 +365,8 @@ class _TemplateRenderer:
             with suppress(RenderError):
                 others = [*messages[: number + 1], *later_messages]
                 marked = self._render_with_marks(others, tools, scope, plane)
-                texts = [marked.text[span.start : span.stop] for span in marked.rounds if span.owner == number]
-                yield max(texts, key=len, default="")
+                if span := marked.rounds.get(number):
+                    yield marked.text[span.start : span.stop]
 
     def _render_probe(self, shape: ConversationShape) -> tuple[Messages, MarkedText]:
         messages = convert_contents(make_probe(shape), self.content_style)[0]
@@ -476,11 +476,6 @@ class _TemplateRenderer:
         try:
             scope, marked = self._find_marking(output.text, messages, tools, hostile=hostile, prompt=prompt)
         except TurnPositionError as error:
-            if hostile:
-                raise RenderError(
-                    "it spells a control token, and the template changes its contents, so that the token cannot be "
-                    "distinguished from the template's own"
-                ) from error
             control = [match.start() for match in control_pattern.finditer(output.text)]
             media_spans = self._find_media_spans(output.text, control, media)
             return ConversationText(output.text, [], str(error), control, output.generation, (), media_spans)
@@ -521,28 +516,31 @@ class _TemplateRenderer:
 
         Raises:
             TurnPositionError: there is none.
-            MarksError: the conversation spells control tokens, and needs more marks than there are.
+            RenderError: there is none, and the conversation spells control tokens.
         """
+        fault = RenderError if hostile else TurnPositionError
         plane = find_unused_plane(text)
         if plane is None:
-            raise TurnPositionError("it holds private-use characters of both planes 15 and 16, which mark contents")
-        limit_error: MarksError | None = None
+            raise fault("it holds private-use characters of both planes 15 and 16, which mark contents")
+        problem = "the template renders marked contents differently from plain contents"
+        if hostile:
+            problem = (
+                "it spells a control token, and the template changes its contents, so that the token cannot be "
+                "distinguished from the template's own"
+            )
         for scope in MARKING_SCOPES:
             try:
                 marked = self._render_with_marks(messages, tools, scope, plane, prompt=prompt)
             except MarksError as error:
                 # A narrower scope needs fewer.
-                limit_error = error
+                problem = str(error)
                 continue
             except RenderError:
                 continue
             # Only marks around all strings tell whose the control tokens are.
             if marked.text == text and not (hostile and (scope.roles is not None or marked.changed_strings)):
                 return scope, marked
-        if hostile and limit_error is not None:
-            raise limit_error
-        problem = "the template renders marked contents differently from plain contents"
-        raise TurnPositionError(problem if limit_error is None else str(limit_error))
+        raise fault(problem)
 
     def _render_with_marks(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from batchloom.chat.templates.marks import MarkedSpan, MarkedText
+from batchloom.chat.templates.marks import MarkedText
 
 ASSISTANT = "assistant"
 # As most templates spell control tokens.
@@ -47,42 +47,29 @@ class TurnPositionError(Exception):
 
 
 class AnswerEnd(NamedTuple):
-    """Text that a template writes after an answer, up to the end of the message.
-
-    Attributes:
-        text: the text.
-        end: offset of the end of the stop token in it; 0 without one. White space before the token is a part of it.
-    """
+    """Text that a template writes after an answer, up to the end of the message."""
 
     text: str
-    end: int
+    end: int  # End of the stop token in it, with white space before it; 0 without one
 
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """Form of the text around turns, as a probe shows it.
+    """Form of the text around turns, as a probe shows it."""
 
-    Attributes:
-        control: pattern of the tokenizer's control tokens.
-        bos: token that begins texts and never ends a turn; empty without one.
-        leads: texts before an answer, from the beginning of the message on.
-        ends: texts after an answer, those with a stop token first.
-    """
-
-    control: re.Pattern[str]
-    bos: str = ""
-    leads: frozenset[str] = frozenset()
-    ends: tuple[AnswerEnd, ...] = ()
+    control: re.Pattern[str]  # The tokenizer's control tokens
+    bos: str = ""  # Token that begins texts and never ends a turn; empty without one
+    leads: frozenset[str] = frozenset()  # Texts before an answer, from the beginning of the message on
+    ends: tuple[AnswerEnd, ...] = ()  # Texts after an answer, those with a stop token first
 
     def learn(self, probe: MarkedText, roles: Sequence[str]) -> "TurnForm":
         """Return the form with the texts around the answers of a marked probe."""
-        rounds = _choose_rounds(probe, roles)
         leads: set[str] = set()
         ends: set[AnswerEnd] = set()
         for span in probe.strings:
-            if roles[span.owner] == ASSISTANT and span.owner in rounds:
-                leads.add(probe.text[rounds[span.owner].start : span.start])
-                ends.add(self._find_end(probe.text[span.stop : rounds[span.owner].stop]))
+            if roles[span.owner] == ASSISTANT and (written := probe.rounds.get(span.owner)):
+                leads.add(probe.text[written.start : span.start])
+                ends.add(self._find_end(probe.text[span.stop : written.stop]))
         longest_first = sorted(ends, key=lambda end: (not end.end, -len(end.text)))
         return replace(self, leads=frozenset(leads), ends=tuple(longest_first))
 
@@ -118,9 +105,6 @@ class TurnLocator:
                 example, of this conversation, and others. A set counts if none before it fits.
             find_texts_alone: returns texts of message N without the results of its calls.
             confirmed: headers of examples with the texts behind them that are known to be no part of a header.
-
-        Raises:
-            TurnPositionError: the template writes an assistant's turn in several rounds.
         """
         self._text = marked.text
         self._points = marked.points
@@ -129,7 +113,8 @@ class TurnLocator:
         self._find_texts_alone = find_texts_alone
         self._confirmed = confirmed
         self._roles = roles
-        self._rounds = _choose_rounds(marked, roles)
+        self._rounds = marked.rounds
+        self._repeated = marked.repeated
         self._ordered_rounds = sorted(self._rounds.values())
         # Indices in ``points``, by message.
         self._indices: dict[int, list[int]] = {}
@@ -156,6 +141,8 @@ class TurnLocator:
     def _locate_answer(self, number: int) -> TurnPosition | None:
         turn = f"turn {number + 1}"
         points = [self._points[index] for index in self._indices.get(number, ())]
+        if number in self._repeated:
+            raise TurnPositionError(f"the template writes {turn} in several places")
         if number not in self._rounds:
             if points:
                 raise TurnPositionError(f"the template does not write {turn} where it loops over the messages")
@@ -291,28 +278,6 @@ class TurnLocator:
 def _skip_space(text: str, start: int) -> int:
     space = _SPACE.match(text, start)
     return space.end() if space else start
-
-
-def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, MarkedSpan]:
-    """Return the round in which the template writes each message.
-
-    Raises:
-        TurnPositionError: it writes an assistant's turn in several rounds.
-    """
-    rounds: dict[int, MarkedSpan] = {}
-    nested: list[MarkedSpan] = []
-    outer_stop = 0
-    for span in sorted(marked.rounds, key=lambda span: (span.start, -span.stop)):
-        if span.start < outer_stop:
-            nested.append(span)
-            continue
-        outer_stop = span.stop
-        if rounds.setdefault(span.owner, span) is not span and roles[span.owner] == ASSISTANT:
-            raise TurnPositionError(f"the template writes turn {span.owner + 1} in several places")
-    # A message may be written in the round of another one alone.
-    for span in nested:
-        rounds.setdefault(span.owner, span)
-    return rounds
 
 
 def describe_alterations(
