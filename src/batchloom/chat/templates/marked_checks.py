@@ -38,7 +38,7 @@ def _iter_unmarked_strings(value: Any) -> Iterator[Any]:
 
 
 def check_tool_calls(marked: MarkedText, template: str, built_in: str) -> None:
-    """Refuse a conversation whose tool calls the template omits; a built-in one writes them."""
+    """Refuse a conversation whose tool calls the template omits."""
     turns = [owner + 1 for owner, key in marked.missing_strings if key == "tool_calls"]
     if turns:
         raise RenderError(
