@@ -32,26 +32,21 @@ class AnswerHeaders:
     added: re.Pattern[str]  # The tokenizer's added tokens, control tokens included
     # Headers of an example, by the roles and keys of the last messages before the answer.
     headers: dict[Any, set[str]] = field(default_factory=dict)
-    # Headers of examples, each with a text behind it that is no part of the header of a conversation.
-    confirmed: set[tuple[str, str]] = field(default_factory=set)
 
     def iter_candidates(self, before: Messages, tools: list[Any] | None) -> Iterator[set[str]]:
         """Yield sets of texts with which the template may begin an answer.
 
-        The first are those for any messages of the same form. Where they do not fit, the template may look at the
-        contents.
+        Those of an example serve for all messages of its form, unless the prompt depends on what they say.
         """
-        context = (bool(tools), *((message.get("role"), *sorted(message)) for message in before[-2:]))
-        if context not in self.headers:
-            if len(self.headers) >= _MAX_CACHED_CONTEXTS:
-                self.headers.clear()
-            example = convert_contents(make_example(before[-2:]), self.style)[0]
-            self.headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
-        yield self.headers[context]
+        if self.template.has_fixed_prompt:
+            context = (bool(tools), *((message.get("role"), *sorted(message)) for message in before[-2:]))
+            if context not in self.headers:
+                if len(self.headers) >= _MAX_CACHED_CONTEXTS:
+                    self.headers.clear()
+                example = convert_contents(make_example(before[-2:]), self.style)[0]
+                self.headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
+            yield self.headers[context]
         yield self._make_headers(before, tools)
-        if "add_generation_prompt" not in self.template.variables:
-            # Such a template may write only an end token after the messages.
-            yield self._find_lead()
 
     def _make_headers(self, before: Messages, tools: list[Any] | None) -> set[str]:
         """Return the texts with which the template may begin an answer.
@@ -65,9 +60,9 @@ class AnswerHeaders:
         return headers if any(headers) else self._find_lead()
 
     def _find_lead(self) -> set[str]:
-        """Return what the template writes before all answers, if a probe shows it."""
-        lead = self._cut_thought(find_common_prefix([*self.form.leads]))
-        return {lead if lead.strip() else ""} if self.form.leads else set()
+        """Return what the template writes before each answer, if it is the same."""
+        leads = set(map(self._cut_thought, self.form.leads))
+        return {lead if lead.strip() else "" for lead in leads} if len(leads) == 1 else set()
 
     def _make_prompts(self, before: Messages, tools: list[Any] | None) -> set[str]:
         """Return what a template writes as a generation prompt.
@@ -96,26 +91,42 @@ class AnswerHeaders:
                 yield shared
 
     def _cut_thought(self, prompt: str) -> str:
-        """Return a generation prompt up to a token that begins a thought."""
-        for token in self.added.finditer(prompt):
-            is_thought = "think" in token.group().lower() and not self.form.control.fullmatch(token.group())
-            if token.start() and is_thought:
-                return prompt[: token.start()]
-        return prompt
+        """Return a generation prompt without the empty or open thought at its end."""
+        thoughts = [
+            token
+            for token in self.added.finditer(prompt)
+            if "think" in token.group().lower() and not self.form.control.fullmatch(token.group())
+        ]
+        edges = [0, *(edge for token in thoughts for edge in token.span()), len(prompt)]
+        texts = [prompt[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+        # A text within or behind a thought is given like the rest of the prompt.
+        return prompt if any(text.strip() for text in texts[1:]) else texts[0]
 
     def _render_prompt(self, template: ChatTemplate, before: Messages, tools: list[Any] | None) -> str:
-        """Return what a template writes after these messages as a generation prompt."""
+        """Return what a template writes with a generation prompt only."""
+        texts: list[str] = []
+        tails: list[str] = []
         try:
-            marker = Marker(0)
-            copies = list(map(dict, before))
-            text = template.render(copies, tools, prompt=True, mark_round=marker.make_round_function(copies)).text
-            if (end := marker.find_last(text)) is not None:
-                return text[end:]
-            without = template.render(before, tools).text
-            return text.removeprefix(without) if text.startswith(without) else ""
+            for prompt in (True, False):
+                marker = Marker(0)
+                copies = list(map(dict, before))
+                mark_round = marker.make_round_function(copies)
+                *texts_before, tail = marker.split(
+                    template.render(copies, tools, prompt=prompt, mark_round=mark_round).text
+                )
+                texts.append("".join([*texts_before, tail]))
+                tails.append(tail)
         except RenderError:
             question = self.question
             return "" if before == question else self._render_prompt(template, question, tools)
+        if tails[0] != tails[1]:
+            # A constant text may stand before the prompt, or behind it.
+            written = tails[0].removeprefix(tails[1])
+            return written if written != tails[0] else tails[0].removesuffix(tails[1])
+        # The prompt is in the round of the last message, or there is none.
+        before_it = len(find_common_prefix(texts))
+        behind_it = len(find_common_prefix([text[before_it:][::-1] for text in texts]))
+        return texts[0][before_it : len(texts[0]) - behind_it] if len(texts[0]) > len(texts[1]) else ""
 
     @property
     def question(self) -> Messages:

@@ -76,6 +76,23 @@ def _list_texts(content: Any) -> list[str]:
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
+def find_hidden_messages(marked: MarkedText, messages: Messages) -> frozenset[int]:
+    """Return the given messages of which no mark shows where the template writes them.
+
+    They are blank, or of roles that are not marked.
+    """
+    owners = {point.owner for point in marked.points}
+    hidden = set()
+    for number, message in enumerate(messages):
+        if number in owners or message.get("role") == "assistant":
+            continue
+        span = marked.rounds.get(number)
+        written = marked.text[span.start : span.stop].strip() if span else ""
+        if not written or not all(text.strip() in written for text in _list_texts(message.get("content"))):
+            hidden.add(number)
+    return frozenset(hidden)
+
+
 def describe_changes(marked: MarkedText, messages: Messages) -> tuple[str, ...]:
     """Describe the strings of a conversation that a template omits or changes."""
     keys = {key for _, key in marked.missing_strings}

@@ -64,10 +64,9 @@ class Marker:
         self.pairs.append(MarkPair(owner, key, string))
         return chr(first), chr(first + 1)
 
-    def find_last(self, text: str) -> int | None:
-        """Return the position after the last mark in a text; None without a mark."""
-        *_, last = (None, *_PLANE_PATTERNS[self.plane].finditer(text))
-        return last.end() if last else None
+    def split(self, text: str) -> list[str]:
+        """Return the texts between the marks."""
+        return _PLANE_PATTERNS[self.plane].split(text)
 
     def make_round_function(self, messages: list[dict[str, Any]]) -> MarkRound:
         """Return the function that gives the marks of a round over the messages.
