@@ -546,8 +546,8 @@ CHAT = (
     Mutant(
         "header-trained",
         "chat/templates/turn_positions.py",
-        "return start + len(header)",
-        "return start",
+        "return slice(start, start + len(header))",
+        "return slice(start, start)",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # A result that the template writes in the round of its call is trained with the call.
@@ -562,16 +562,16 @@ CHAT = (
     Mutant(
         "hidden-result-trained",
         "chat/templates/turn_positions.py",
-        "if not foreign_points and not is_hidden:",
+        "if not foreign_points and not self._hidden:",
         "if not foreign_points:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # The beginning of a header, as an example has it, is the header.
     Mutant(
         "header-of-an-example",
-        "chat/templates/turn_positions.py",
-        "if longer is not None and longer > body:",
-        "if longer is None:",
+        "chat/templates/answer_headers.py",
+        "if self.template.has_fixed_prompt:",
+        "if True:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
     # A turn that is written twice is trained once.
@@ -626,7 +626,7 @@ CHAT = (
     Mutant(
         "unmarked-user-not-checked",
         "chat/templates/marked_checks.py",
-        'if not scope.marks("user"):',
+        'if not scope.includes("user"):',
         "if False:",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),
@@ -634,7 +634,7 @@ CHAT = (
     Mutant(
         "thought-is-a-header",
         "chat/templates/answer_headers.py",
-        "return prompt[: token.start()]",
+        "return prompt if any(text.strip() for text in texts[1:]) else texts[0]",
         "return prompt",
         ("chat/test_trained_turns.py", "chat/test_turns.py", "chat/test_tool_calls.py"),
     ),

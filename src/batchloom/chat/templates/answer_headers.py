@@ -6,6 +6,7 @@ that it does not depend on the records that were seen.
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from batchloom.chat.templates.chat_template import ChatTemplate, Messages, RenderError, find_common_prefix
@@ -20,53 +21,32 @@ _QUESTION: ConversationShape = (("user", False),)
 
 
 @final
+@dataclass(eq=False, slots=True)
 class AnswerHeaders:
     """Texts with which a template may begin an answer."""
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        base_template: ChatTemplate,
-        form: TurnForm,
-        style: ContentStyle,
-        added: re.Pattern[str],
-    ) -> None:
-        """Prepare the search for headers.
-
-        Args:
-            template: the template with its arguments.
-            base_template: the template without arguments.
-            form: what a probe shows of the texts around answers.
-            style: form in which the template takes contents.
-            added: pattern of the tokenizer's added tokens, control tokens included.
-        """
-        self._template = template
-        self._base_template = base_template
-        self._form = form
-        self._style = style
-        self._added = added
-        # Headers of an example, by the roles and keys of the last messages before the answer.
-        self._headers: dict[Any, set[str]] = {}
-        # Headers of examples, each with a text behind it that is no part of the header of a conversation.
-        self.confirmed: set[tuple[str, str]] = set()
+    template: ChatTemplate
+    base_template: ChatTemplate  # The template without arguments
+    form: TurnForm
+    style: ContentStyle
+    added: re.Pattern[str]  # The tokenizer's added tokens, control tokens included
+    # Headers of an example, by the roles and keys of the last messages before the answer.
+    headers: dict[Any, set[str]] = field(default_factory=dict)
 
     def iter_candidates(self, before: Messages, tools: list[Any] | None) -> Iterator[set[str]]:
         """Yield sets of texts with which the template may begin an answer.
 
-        The first are those for any messages of the same form. Where they do not fit, the template may look at the
-        contents.
+        Those of an example serve for all messages of its form, unless the prompt depends on what they say.
         """
-        context = (bool(tools), *((message.get("role"), *sorted(message)) for message in before[-2:]))
-        if context not in self._headers:
-            if len(self._headers) >= _MAX_CACHED_CONTEXTS:
-                self._headers.clear()
-            example = convert_contents(make_example(before[-2:]), self._style)[0]
-            self._headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
-        yield self._headers[context]
+        if self.template.has_fixed_prompt:
+            context = (bool(tools), *((message.get("role"), *sorted(message)) for message in before[-2:]))
+            if context not in self.headers:
+                if len(self.headers) >= _MAX_CACHED_CONTEXTS:
+                    self.headers.clear()
+                example = convert_contents(make_example(before[-2:]), self.style)[0]
+                self.headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
+            yield self.headers[context]
         yield self._make_headers(before, tools)
-        if "add_generation_prompt" not in self._template.variables:
-            # Such a template may write only an end token after the messages.
-            yield self._find_lead()
 
     def _make_headers(self, before: Messages, tools: list[Any] | None) -> set[str]:
         """Return the texts with which the template may begin an answer.
@@ -76,13 +56,13 @@ class AnswerHeaders:
         """
         headers = self._make_prompts(before, tools)
         if not any(headers):
-            headers |= self._make_prompts(self._make_question(), None)
+            headers |= self._make_prompts(self.question, None)
         return headers if any(headers) else self._find_lead()
 
     def _find_lead(self) -> set[str]:
-        """Return what the template writes before all answers, if a probe shows it."""
-        lead = self._cut_thought(find_common_prefix([*self._form.leads]))
-        return {lead if lead.strip() else ""} if self._form.leads else set()
+        """Return what the template writes before each answer, if it is the same."""
+        leads = set(map(self._cut_thought, self.form.leads))
+        return {lead if lead.strip() else "" for lead in leads} if len(leads) == 1 else set()
 
     def _make_prompts(self, before: Messages, tools: list[Any] | None) -> set[str]:
         """Return what a template writes as a generation prompt.
@@ -91,10 +71,10 @@ class AnswerHeaders:
         conversation repeats of it is trained like the rest. What template arguments add to a prompt, such as an empty
         thought, is given.
         """
-        plain = self._render_prompt(self._base_template, before, tools)
+        plain = self._render_prompt(self.base_template, before, tools)
         prompt = plain
-        if self._template is not self._base_template:
-            prompt = self._render_prompt(self._template, before, tools)
+        if self.template is not self.base_template:
+            prompt = self._render_prompt(self.template, before, tools)
         is_prefilled = plain and prompt != plain and prompt.startswith(plain)
         header = self._cut_thought(plain if is_prefilled else prompt)
         return {header, *self._iter_shared_headers(header), *([prompt] if is_prefilled else [])}
@@ -104,33 +84,51 @@ class AnswerHeaders:
 
         After it both end, or go on with white space or an added token.
         """
-        for lead in self._form.leads:
+        for lead in self.form.leads:
             shared = find_common_prefix([prompt, lead])
             rests = (prompt[len(shared) :], lead[len(shared) :])
-            if shared and all(not rest.strip() or self._added.match(rest) for rest in rests):
+            if shared and all(not rest.strip() or self.added.match(rest) for rest in rests):
                 yield shared
 
     def _cut_thought(self, prompt: str) -> str:
-        """Return a generation prompt up to a token that begins a thought."""
-        for token in self._added.finditer(prompt):
-            is_thought = "think" in token.group().lower() and not self._form.control.fullmatch(token.group())
-            if token.start() and is_thought:
-                return prompt[: token.start()]
-        return prompt
+        """Return a generation prompt without the empty or open thought at its end."""
+        thoughts = [
+            token
+            for token in self.added.finditer(prompt)
+            if "think" in token.group().lower() and not self.form.control.fullmatch(token.group())
+        ]
+        edges = [0, *(edge for token in thoughts for edge in token.span()), len(prompt)]
+        texts = [prompt[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+        # A text within or behind a thought is given like the rest of the prompt.
+        return prompt if any(text.strip() for text in texts[1:]) else texts[0]
 
     def _render_prompt(self, template: ChatTemplate, before: Messages, tools: list[Any] | None) -> str:
-        """Return what a template writes after these messages as a generation prompt."""
+        """Return what a template writes with a generation prompt only."""
+        texts: list[str] = []
+        tails: list[str] = []
         try:
-            marker = Marker(0)
-            copies = list(map(dict, before))
-            text = template.render(copies, tools, prompt=True, mark_round=marker.make_round_function(copies)).text
-            if (end := marker.find_last(text)) is not None:
-                return text[end:]
-            without = template.render(before, tools).text
-            return text.removeprefix(without) if text.startswith(without) else ""
+            for prompt in (True, False):
+                marker = Marker(0)
+                copies = list(map(dict, before))
+                mark_round = marker.make_round_function(copies)
+                *texts_before, tail = marker.split(
+                    template.render(copies, tools, prompt=prompt, mark_round=mark_round).text
+                )
+                texts.append("".join([*texts_before, tail]))
+                tails.append(tail)
         except RenderError:
-            question = self._make_question()
+            question = self.question
             return "" if before == question else self._render_prompt(template, question, tools)
+        if tails[0] != tails[1]:
+            # A constant text may stand before the prompt, or behind it.
+            written = tails[0].removeprefix(tails[1])
+            return written if written != tails[0] else tails[0].removesuffix(tails[1])
+        # The prompt is in the round of the last message, or there is none.
+        before_it = len(find_common_prefix(texts))
+        behind_it = len(find_common_prefix([text[before_it:][::-1] for text in texts]))
+        return texts[0][before_it : len(texts[0]) - behind_it] if len(texts[0]) > len(texts[1]) else ""
 
-    def _make_question(self) -> Messages:
-        return convert_contents(make_probe(_QUESTION), self._style)[0]
+    @property
+    def question(self) -> Messages:
+        """A question before a first answer, as the template takes it."""
+        return convert_contents(make_probe(_QUESTION), self.style)[0]

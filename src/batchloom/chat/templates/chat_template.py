@@ -498,6 +498,7 @@ class _CompiledTemplate(NamedTuple):
     code: CodeType
     marks_generation: bool
     variables: frozenset[str]
+    has_fixed_prompt: bool
 
 
 # A command compiles the same template for its notes, its checks and its work, 20 ms each.
@@ -508,7 +509,35 @@ def _compile(text: str) -> _CompiledTemplate:
     code = sandbox.compile(tree)
     marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
     variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
-    return _CompiledTemplate(code, marks_generation, variables)
+    return _CompiledTemplate(code, marks_generation, variables, _has_fixed_prompt(tree, variables))
+
+
+_PROMPT = "add_generation_prompt"
+
+
+def _has_fixed_prompt(tree: nodes.Template, variables: frozenset[str]) -> bool:
+    """Return whether the generation prompt is the same after all messages.
+
+    That is if what decides on it, and what it writes, are arguments of the template alone.
+    """
+    fixed = (variables | {"loop"}) - {"messages", "tools"}
+
+    def list_names(node: nodes.Node) -> set[str]:
+        names = {name.name for name in node.find_all(nodes.Name)}
+        return names | {node.name} if isinstance(node, nodes.Name) else names
+
+    def is_fixed(node: nodes.Node, conditions: set[str]) -> bool:
+        is_prompt = isinstance(node, nodes.Output) and _PROMPT in list_names(node)
+        if isinstance(node, nodes.If):
+            is_prompt |= _PROMPT in list_names(node.test)
+            conditions = conditions | list_names(node.test)
+        if is_prompt:
+            return conditions | list_names(node) <= fixed
+        if isinstance(node, nodes.Stmt) and not isinstance(node, (nodes.If, nodes.For)):
+            return _PROMPT not in list_names(node)
+        return all(is_fixed(child, conditions) for child in node.iter_child_nodes())
+
+    return is_fixed(tree, set())
 
 
 @final
@@ -548,6 +577,7 @@ class ChatTemplate:
         # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
         self._names = {**names, **tokens, "documents": None}
         self._marks_generation = compiled.marks_generation
+        self.has_fixed_prompt = compiled.has_fixed_prompt
         # Names of the variables that the template may read.
         self.variables = compiled.variables
         self._arguments: TemplateArguments = {}

@@ -13,11 +13,7 @@ _UNWRITTEN_REASONING = "leaves out reasoning, also of the last answer (choose an
 
 
 def check_unmarked_strings(messages: Messages, tools: list[Any] | None, control: re.Pattern[str]) -> None:
-    """Refuse control tokens in keys, roles and other strings that cannot be marked.
-
-    Raises:
-        RenderError: there is one.
-    """
+    """Refuse control tokens in keys, roles and other strings that cannot be marked."""
     unmarked_fields = [{k: value for k, value in message.items() if k not in MARKED_KEYS} for message in messages]
     marked_fields = [message.get(key) for message in messages for key in MARKED_KEYS]
     unmarked_strings = list(_iter_unmarked_strings([marked_fields, tools]))
@@ -42,16 +38,7 @@ def _iter_unmarked_strings(value: Any) -> Iterator[Any]:
 
 
 def check_tool_calls(marked: MarkedText, template: str, built_in: str) -> None:
-    """Refuse a conversation whose tool calls the template omits.
-
-    Args:
-        marked: the rendered conversation.
-        template: name of the template.
-        built_in: name of a built-in template that writes them.
-
-    Raises:
-        RenderError: the template omits a call.
-    """
+    """Refuse a conversation whose tool calls the template omits."""
     turns = [owner + 1 for owner, key in marked.missing_strings if key == "tool_calls"]
     if turns:
         raise RenderError(
@@ -61,15 +48,11 @@ def check_tool_calls(marked: MarkedText, template: str, built_in: str) -> None:
 
 
 def check_questions(marked: MarkedText, messages: Messages, scope: MarkingScope, template: str) -> None:
-    """Refuse a conversation if the template omits or changes what a user says.
-
-    Raises:
-        RenderError: the content of a user's turn is not written whole.
-    """
+    """Refuse a conversation if the template omits or changes what a user says."""
     missing = {owner for owner, _ in marked.missing_strings}
     changed = {owner for owner, _ in marked.changed_strings}
-    if not scope.marks("user"):
-        spans = {span.owner: span for span in marked.rounds}
+    if not scope.includes("user"):
+        spans = marked.rounds
         changed |= {
             number
             for number, message in enumerate(messages)
@@ -91,6 +74,23 @@ def _list_texts(content: Any) -> list[str]:
         return [content]
     parts = content if isinstance(content, list) else []
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+
+
+def find_hidden_messages(marked: MarkedText, messages: Messages) -> frozenset[int]:
+    """Return the given messages of which no mark shows where the template writes them.
+
+    They are blank, or of roles that are not marked.
+    """
+    owners = {point.owner for point in marked.points}
+    hidden = set()
+    for number, message in enumerate(messages):
+        if number in owners or message.get("role") == "assistant":
+            continue
+        span = marked.rounds.get(number)
+        written = marked.text[span.start : span.stop].strip() if span else ""
+        if not written or not all(text.strip() in written for text in _list_texts(message.get("content"))):
+            hidden.add(number)
+    return frozenset(hidden)
 
 
 def describe_changes(marked: MarkedText, messages: Messages) -> tuple[str, ...]:

@@ -39,16 +39,10 @@ class MarksError(RenderError):
 
 
 class MarkPair(NamedTuple):
-    """Pair of marks around a string, or around a round.
+    """Pair of marks around a string, or around a round."""
 
-    Attributes:
-        owner: message index; TOOLS_OWNER for the tools.
-        key: key of the message's value; empty for a round.
-        string: the marked string.
-    """
-
-    owner: int
-    key: str = _ROUND
+    owner: int  # Message index; TOOLS_OWNER for the tools
+    key: str = _ROUND  # Key of the message's value; empty for a round
     string: str = ""
 
 
@@ -70,10 +64,9 @@ class Marker:
         self.pairs.append(MarkPair(owner, key, string))
         return chr(first), chr(first + 1)
 
-    def find_last(self, text: str) -> int | None:
-        """Return the position after the last mark in a text; None without a mark."""
-        *_, last = (None, *_PLANE_PATTERNS[self.plane].finditer(text))
-        return last.end() if last else None
+    def split(self, text: str) -> list[str]:
+        """Return the texts between the marks."""
+        return _PLANE_PATTERNS[self.plane].split(text)
 
     def make_round_function(self, messages: list[dict[str, Any]]) -> MarkRound:
         """Return the function that gives the marks of a round over the messages.
@@ -132,18 +125,12 @@ def find_unused_plane(text: str) -> int | None:
 
 
 class MarkingScope(NamedTuple):
-    """Part of a conversation that is marked.
+    """Part of a conversation that is marked."""
 
-    Attributes:
-        roles: roles whose messages are marked; None for all, and the tools.
-        unmarked_keys: keys whose values are not marked.
-    """
+    roles: tuple[str, ...] | None  # None for all, and the tools
+    unmarked_keys: frozenset[str] = STRUCTURAL_KEYS  # Their values are not marked
 
-    roles: tuple[str, ...] | None
-    unmarked_keys: frozenset[str] = STRUCTURAL_KEYS
-
-    def marks(self, role: object) -> bool:
-        """Return whether messages of a role are marked."""
+    def includes(self, role: object) -> bool:
         return self.roles is None or role in self.roles
 
 
@@ -167,7 +154,7 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
     for number, message in enumerate(messages):
         marked_message = dict(message)
         marked_messages.append(marked_message)
-        if not scope.marks(message.get("role")):
+        if not scope.includes(message.get("role")):
             continue
         marked_reasoning: dict[str, Any] = {}
         for key in MARKED_KEYS:
@@ -185,33 +172,20 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
 
 
 class MarkedSpan(NamedTuple):
-    """Text between a pair of marks, in characters.
-
-    Attributes:
-        start: offset of its first character.
-        stop: offset after its last character.
-        owner: index of the message.
-        key: key of the message's value; empty for a round.
-    """
+    """Text between a pair of marks, in characters."""
 
     start: int
     stop: int
-    owner: int
-    key: str
+    owner: int  # Index of the message
+    key: str  # Key of the message's value; empty for a round
 
 
 class MarkPoint(NamedTuple):
-    """A mark of a string in a rendered text.
+    """A mark of a string in a rendered text."""
 
-    Attributes:
-        position: offset of the character after it.
-        owner: index of the message.
-        pair: number of the pair of marks, one for each string.
-    """
-
-    position: int
-    owner: int
-    pair: int
+    position: int  # Offset of the character after it
+    owner: int  # Index of the message
+    pair: int  # Number of the pair of marks, one for each string
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +196,8 @@ class MarkedText:
         plane: private-use plane of the marks.
         text: the text.
         strings: complete strings, in order.
-        rounds: rounds of loops over the messages, in order of their ends.
+        rounds: round in which the template writes each message, of its loops over the messages.
+        repeated: messages that it writes in several rounds.
         points: every mark of a string, in order. A template may write a part of a string, with one mark.
         missing_strings: (owner, key) of strings whose marks are both missing.
         changed_strings: likewise of those that are written in part, or with other characters.
@@ -231,7 +206,8 @@ class MarkedText:
     plane: int
     text: str
     strings: list[MarkedSpan]
-    rounds: list[MarkedSpan]
+    rounds: dict[int, MarkedSpan]
+    repeated: set[int]
     points: list[MarkPoint]
     missing_strings: set[tuple[int, str]]
     changed_strings: set[tuple[int, str]]
@@ -279,8 +255,8 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
         if pair.key != _ROUND and number not in present
     }
     points = [MarkPoint(position, marker.pairs[mark >> 1].owner, mark >> 1) for mark, position in string_marks]
-    rounds = _find_rounds(marks, marker)
-    return MarkedText(marker.plane, plain, strings, rounds, points, missing, changed)
+    rounds, repeated = _choose_rounds(_find_rounds(marks, marker))
+    return MarkedText(marker.plane, plain, strings, rounds, repeated, points, missing, changed)
 
 
 def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpan]:
@@ -311,6 +287,25 @@ def _find_rounds(marks: list[tuple[int, int]], marker: Marker) -> list[MarkedSpa
             return []
     owners = {span.owner for span in rounds}
     return [] if open_rounds else rounds + [span for span in anonymous_rounds if span.owner not in owners]
+
+
+def _choose_rounds(spans: list[MarkedSpan]) -> tuple[dict[int, MarkedSpan], set[int]]:
+    """Return the round of each message, and the messages with several."""
+    rounds: dict[int, MarkedSpan] = {}
+    nested: list[MarkedSpan] = []
+    repeated: set[int] = set()
+    outer_stop = 0
+    for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
+        if span.start < outer_stop:
+            nested.append(span)
+            continue
+        outer_stop = span.stop
+        if rounds.setdefault(span.owner, span) is not span:
+            repeated.add(span.owner)
+    # A message may be written in the round of another one alone.
+    for span in nested:
+        rounds.setdefault(span.owner, span)
+    return rounds, repeated
 
 
 def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:

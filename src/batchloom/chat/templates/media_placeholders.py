@@ -31,15 +31,10 @@ PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
 
 @dataclass(frozen=True, slots=True)
 class ContentStyle:
-    """Form in which a template accepts contents.
+    """Form in which a template accepts contents."""
 
-    Attributes:
-        typed: kinds of media whose parts become placeholders; others are put into contents as strings.
-        texts: form of texts: strings, lists of parts, or any.
-    """
-
-    typed: frozenset[MediumKind] = frozenset()
-    texts: Literal["strings", "parts", "any"] = "any"
+    typed: frozenset[MediumKind] = frozenset()  # Media whose parts become placeholders; others become strings
+    texts: Literal["strings", "parts", "any"] = "any"  # Texts as strings, lists of parts, or both
 
 
 # Change of contents for a template that takes texts as strings alone.

@@ -32,6 +32,7 @@ from batchloom.chat.templates.marked_checks import (
     check_tool_calls,
     check_unmarked_strings,
     describe_changes,
+    find_hidden_messages,
 )
 from batchloom.chat.templates.marks import (
     MARKING_SCOPES,
@@ -325,7 +326,7 @@ class _TemplateRenderer:
                 self._use_form(self._initial_form.learn(probe, roles))
                 turns = self._locate(probe, messages, None)
             except (RenderError, TurnPositionError):
-                self._use_form(self._initial_form)
+                # A form that no probe confirms still tells what is wrong with a conversation.
                 continue
             answers = [turn for turn, role in zip(turns, roles, strict=True) if role == ASSISTANT and turn is not None]
             self.learns_to_stop = any(turn.stop < turn.end for turn in answers)
@@ -343,30 +344,39 @@ class _TemplateRenderer:
         scope: MarkingScope = MARKING_SCOPES[0],
     ) -> list[TurnPosition | None]:
         """Locate the turns of a marked text of ``messages``, which are not marked."""
+        hidden = find_hidden_messages(marked, messages)
         locator = TurnLocator(
             marked,
             [str(message.get("role")) for message in messages],
             self.form,
             lambda number: self._headers.iter_candidates(messages[:number], tools),
-            lambda number: self._iter_texts_alone(number, messages, tools, scope, marked.plane),
-            self._headers.confirmed,
+            lambda number: self._iter_texts_alone(number, messages, hidden, tools, scope, marked.plane),
+            hidden,
         )
         return locator.locate()
 
     def _iter_texts_alone(
-        self, number: int, messages: Messages, tools: list[Any] | None, scope: MarkingScope, plane: int
+        self,
+        number: int,
+        messages: Messages,
+        hidden: frozenset[int],
+        tools: list[Any] | None,
+        scope: MarkingScope,
+        plane: int,
     ) -> Iterator[str]:
-        """Yield texts of a message without the results of its calls.
+        """Yield texts of a message without its results and without hidden messages.
 
         The first is among the other messages, the second the last one.
         """
-        following = list(itertools.dropwhile(lambda message: message.get("role") == "tool", messages[number + 1 :]))
-        for later_messages in (following, []) if following else ([],):
+        earlier = [message for n, message in enumerate(messages[: number + 1]) if n not in hidden]
+        later = ((n, message) for n, message in enumerate(messages) if n > number)
+        following = list(itertools.dropwhile(lambda item: item[1].get("role") == "tool", later))
+        following_messages = [message for n, message in following if n not in hidden]
+        for later_messages in (following_messages, []) if following_messages else ([],):
             with suppress(RenderError):
-                others = [*messages[: number + 1], *later_messages]
-                marked = self._render_with_marks(others, tools, scope, plane)
-                texts = [marked.text[span.start : span.stop] for span in marked.rounds if span.owner == number]
-                yield max(texts, key=len, default="")
+                marked = self._render_with_marks([*earlier, *later_messages], tools, scope, plane)
+                if span := marked.rounds.get(len(earlier) - 1):
+                    yield marked.text[span.start : span.stop]
 
     def _render_probe(self, shape: ConversationShape) -> tuple[Messages, MarkedText]:
         messages = convert_contents(make_probe(shape), self.content_style)[0]
@@ -442,7 +452,9 @@ class _TemplateRenderer:
     def _fill_skeleton(self, messages: Messages) -> ConversationText | None:
         """Return the text that the skeleton gives; None if the messages have no skeleton."""
         shape = get_conversation_shape(messages)
-        skeleton = None if shape is None else self._get_skeleton(shape)
+        # One whose prompt depends on contents may write another header in each conversation.
+        is_fixed = shape is not None and self.template.has_fixed_prompt
+        skeleton = self._get_skeleton(shape) if shape is not None and is_fixed else None
         return None if skeleton is None else skeleton.fill([message["content"] for message in messages])
 
     def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
@@ -476,11 +488,6 @@ class _TemplateRenderer:
         try:
             scope, marked = self._find_marking(output.text, messages, tools, hostile=hostile, prompt=prompt)
         except TurnPositionError as error:
-            if hostile:
-                raise RenderError(
-                    "it spells a control token, and the template changes its contents, so that the token cannot be "
-                    "distinguished from the template's own"
-                ) from error
             control = [match.start() for match in control_pattern.finditer(output.text)]
             media_spans = self._find_media_spans(output.text, control, media)
             return ConversationText(output.text, [], str(error), control, output.generation, (), media_spans)
@@ -521,28 +528,31 @@ class _TemplateRenderer:
 
         Raises:
             TurnPositionError: there is none.
-            MarksError: the conversation spells control tokens, and needs more marks than there are.
+            RenderError: there is none, and the conversation spells control tokens.
         """
+        fault = RenderError if hostile else TurnPositionError
         plane = find_unused_plane(text)
         if plane is None:
-            raise TurnPositionError("it holds private-use characters of both planes 15 and 16, which mark contents")
-        limit_error: MarksError | None = None
+            raise fault("it holds private-use characters of both planes 15 and 16, which mark contents")
+        problem = "the template renders marked contents differently from plain contents"
+        if hostile:
+            problem = (
+                "it spells a control token, and the template changes its contents, so that the token cannot be "
+                "distinguished from the template's own"
+            )
         for scope in MARKING_SCOPES:
             try:
                 marked = self._render_with_marks(messages, tools, scope, plane, prompt=prompt)
             except MarksError as error:
                 # A narrower scope needs fewer.
-                limit_error = error
+                problem = str(error)
                 continue
             except RenderError:
                 continue
             # Only marks around all strings tell whose the control tokens are.
             if marked.text == text and not (hostile and (scope.roles is not None or marked.changed_strings)):
                 return scope, marked
-        if hostile and limit_error is not None:
-            raise limit_error
-        problem = "the template renders marked contents differently from plain contents"
-        raise TurnPositionError(problem if limit_error is None else str(limit_error))
+        raise fault(problem)
 
     def _render_with_marks(
         self,

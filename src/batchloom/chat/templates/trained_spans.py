@@ -204,6 +204,13 @@ def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers:
     _check_marks(rendered, assistants, marks)
     if numbers == assistants:
         return list(marks)
+    if rendered.turns:
+        spans = []
+        for number in numbers:
+            turn = rendered.turns[number]
+            inside = [mark for mark in marks if turn is not None and turn.head <= mark[0] < turn.end]
+            spans += inside if number in assistants else [_get_turn_span(rendered, number)]
+        return spans
     if len(marks) != len(assistants):
         raise RenderError(
             f"the template marks {len(marks)} generations but the conversation has {len(assistants)} assistant "

@@ -13,15 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from batchloom.chat.templates.marks import MarkedSpan, MarkedText
+from batchloom.chat.templates.marks import MarkedText
 
 ASSISTANT = "assistant"
 # As most templates spell control tokens.
 CONTROL_LIKE = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _SPACE = re.compile(r"\s*")
-# Bounds of the texts behind headers that are remembered.
-_MAX_CONFIRMED = 4096
-_MAX_CONFIRMED_LENGTH = 256
 
 
 def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
@@ -47,52 +44,52 @@ class TurnPositionError(Exception):
 
 
 class AnswerEnd(NamedTuple):
-    """Text that a template writes after an answer, up to the end of the message.
-
-    Attributes:
-        text: the text.
-        end: offset of the end of the stop token in it; 0 without one. White space before the token is a part of it.
-    """
+    """Text that a template writes after an answer, up to the end of the message."""
 
     text: str
-    end: int
+    end: int  # End of the stop token in it, with white space before it; 0 without one
 
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """Form of the text around turns, as a probe shows it.
+    """Form of the text around turns, as a probe shows it."""
 
-    Attributes:
-        control: pattern of the tokenizer's control tokens.
-        bos: token that begins texts and never ends a turn; empty without one.
-        leads: texts before an answer, from the beginning of the message on.
-        ends: texts after an answer, those with a stop token first.
-    """
+    control: re.Pattern[str]  # The tokenizer's control tokens
+    bos: str = ""  # Token that begins texts and never ends a turn; empty without one
+    leads: frozenset[str] = frozenset()  # Texts before an answer, from the beginning of the message on
+    ends: tuple[AnswerEnd, ...] = ()  # Texts after an answer, those with a stop token first
+    followers: frozenset[str] = frozenset()  # Control tokens that begin the message after an answer
 
-    control: re.Pattern[str]
-    bos: str = ""
-    leads: frozenset[str] = frozenset()
-    ends: tuple[AnswerEnd, ...] = ()
+    @property
+    def stops(self) -> frozenset[str]:
+        """Tokens that end answers in their messages."""
+        return frozenset(self.control.findall(end.text[: end.end])[-1] for end in self.ends if end.end)
 
     def learn(self, probe: MarkedText, roles: Sequence[str]) -> "TurnForm":
         """Return the form with the texts around the answers of a marked probe."""
-        rounds = _choose_rounds(probe, roles)
         leads: set[str] = set()
         ends: set[AnswerEnd] = set()
         for span in probe.strings:
-            if roles[span.owner] == ASSISTANT and span.owner in rounds:
-                leads.add(probe.text[rounds[span.owner].start : span.start])
-                ends.add(self._find_end(probe.text[span.stop : rounds[span.owner].stop]))
+            if roles[span.owner] == ASSISTANT and (written := probe.rounds.get(span.owner)):
+                leads.add(probe.text[written.start : span.start])
+                ends.add(self._find_end(probe.text[span.stop : written.stop]))
         longest_first = sorted(ends, key=lambda end: (not end.end, -len(end.text)))
-        return replace(self, leads=frozenset(leads), ends=tuple(longest_first))
+        answers = sorted(span for number, span in probe.rounds.items() if roles[number] == ASSISTANT)
+        next_tokens = [self.control.match(probe.text, _skip_space(probe.text, span.stop)) for span in answers[:-1]]
+        followers = frozenset(token.group() for token in next_tokens if token)
+        return replace(self, leads=frozenset(leads), ends=tuple(longest_first), followers=followers)
 
     def _find_end(self, text: str) -> AnswerEnd:
-        """Return a text after an answer with the end of its first control tokens."""
+        """Return a text after an answer with the end of its first control tokens.
+
+        They may be apart by white space if there is no other text.
+        """
+        is_blank = not self.control.sub("", text).strip()
         end = 0
         token = self.control.search(text)
         while token and token.group() != self.bos:
             end = token.end()
-            token = self.control.match(text, end)
+            token = self.control.match(text, _skip_space(text, end) if is_blank else end)
         return AnswerEnd(text, end)
 
 
@@ -106,7 +103,7 @@ class TurnLocator:
         form: TurnForm,
         find_headers: Callable[[int], Iterable[Collection[str]]],
         find_texts_alone: Callable[[int], Iterable[str]],
-        confirmed: set[tuple[str, str]],
+        hidden: Collection[int],
     ) -> None:
         """Prepare the search.
 
@@ -114,22 +111,21 @@ class TurnLocator:
             marked: the rendered conversation.
             roles: role of each message.
             form: what a probe shows.
-            find_headers: returns sets of texts with which the template may begin the answer that is message N: of an
-                example, of this conversation, and others. A set counts if none before it fits.
-            find_texts_alone: returns texts of message N without the results of its calls.
-            confirmed: headers of examples with the texts behind them that are known to be no part of a header.
-
-        Raises:
-            TurnPositionError: the template writes an assistant's turn in several rounds.
+            find_headers: returns sets of texts with which the template may begin the answer that is message N. A set
+                counts if none before it fits.
+            find_texts_alone: returns texts of message N without the results of its calls and without hidden messages.
+            hidden: given messages that may stand anywhere, as no mark shows where.
         """
         self._text = marked.text
         self._points = marked.points
+        self._strings = marked.strings
         self._form = form
         self._find_headers = find_headers
         self._find_texts_alone = find_texts_alone
-        self._confirmed = confirmed
+        self._hidden = hidden
         self._roles = roles
-        self._rounds = _choose_rounds(marked, roles)
+        self._rounds = marked.rounds
+        self._repeated = marked.repeated
         self._ordered_rounds = sorted(self._rounds.values())
         # Indices in ``points``, by message.
         self._indices: dict[int, list[int]] = {}
@@ -156,6 +152,8 @@ class TurnLocator:
     def _locate_answer(self, number: int) -> TurnPosition | None:
         turn = f"turn {number + 1}"
         points = [self._points[index] for index in self._indices.get(number, ())]
+        if number in self._repeated:
+            raise TurnPositionError(f"the template writes {turn} in several places")
         if number not in self._rounds:
             if points:
                 raise TurnPositionError(f"the template does not write {turn} where it loops over the messages")
@@ -163,49 +161,62 @@ class TurnLocator:
         start = self._rounds[number].start
         limit = self._rounds[number].stop
         first = next((point.position for point in points if start <= point.position <= limit), limit)
-        body = self._find_body(number, start, first)
-        if body is None:
+        header = self._find_header(number, start, first)
+        if header is None:
             raise TurnPositionError(f"the header of {turn} differs from the template's generation prompt")
+        body = header.stop
         limit = self._find_limit(number, body, limit)
         # The header of a tool's result may repeat the name of the call.
         body_points = [point for point in points if body <= point.position <= limit]
         if not {point.pair for point in body_points}.issuperset(point.pair for point in points):
             raise TurnPositionError(f"the template writes {turn} in several places")
         last = body_points[-1].position if body_points else body
-        stop, end = self._find_stop(number, self._text[start:body], last, limit)
+        header_text = self._text[header.start : body]
+        stop, end = self._find_stop(number, header_text, last, limit)
+        self._check_inner_stops(number, header_text.strip(), body, stop)
         return TurnPosition(start, body, stop, end)
 
-    def _find_body(self, number: int, start: int, first: int) -> int | None:
-        """Return the end of the header in a round whose first string begins at ``first``."""
-        candidates = iter(self._find_headers(number))
-        body = self._match_header(next(candidates), start, first)
-        if body is None:
-            others = (self._match_header(headers, start, first) for headers in candidates)
-            return next((other for other in others if other is not None), None)
-        # The header of this conversation may be longer than that of an example.
-        found = self._text[start:body], self._text[body:first]
-        if found[1] and found not in self._confirmed:
-            longer = self._match_header(next(candidates), start, first)
-            if longer is not None and longer > body:
-                return longer
-            if len(self._confirmed) < _MAX_CONFIRMED and len(found[1]) < _MAX_CONFIRMED_LENGTH:
-                self._confirmed.add(found)
-        return body
+    def _find_header(self, number: int, start: int, first: int) -> slice | None:
+        """Return the header in a round whose first string begins at ``first``."""
+        found = (self._match_header(headers, start, first) for headers in self._find_headers(number))
+        header = next((header for header in found if header is not None), None)
+        is_first = not self._points or self._points[0].position >= start
+        lead = self._text[start:first]
+        if header is None or header.start < header.stop or not is_first or lead in self._form.leads:
+            return header
+        # BOS, or a default system message, may stand before the first answer.
+        known_lead = next((known for known in self._form.leads if known and lead.endswith(known)), None)
+        body = first - len(known_lead or "")
+        return None if known_lead is None else slice(body, body)
 
-    def _match_header(self, headers: Iterable[str], start: int, first: int) -> int | None:
-        """Return the end of the longest header that fits.
+    def _match_header(self, headers: Iterable[str], start: int, first: int) -> slice | None:
+        """Return the longest header that fits.
 
         An empty one fits wherever no other does.
         """
         for header in sorted(headers, key=len, reverse=True):
             if self._text.startswith(header, start, first):
-                return start + len(header)
+                return slice(start, start + len(header))
             # Templates write a default system message, or tools, in the round of the first message; or the beginning
             # of a header in the round before.
             begin = max(0, start - len(header))
             if self._text.count(header, begin, first) == 1:
-                return self._text.index(header, begin) + len(header)
+                begin = self._text.index(header, begin)
+                return slice(begin, begin + len(header))
         return None
+
+    def _check_inner_stops(self, number: int, header: str, body: int, stop: int) -> None:
+        """Refuse a turn that goes on behind a stop token, unless with another answer."""
+        first = bisect_right(self._strings, body, key=lambda string: string.stop)
+        for token in self._form.control.finditer(self._text, body, stop) if self._form.stops else ():
+            while first < len(self._strings) and self._strings[first].stop <= token.start():
+                first += 1
+            is_spelled = first < len(self._strings) and self._strings[first].start <= token.start()
+            if token.group() not in self._form.stops or is_spelled:
+                continue
+            behind = _skip_space(self._text, token.end())
+            if behind < stop and not (header and self._text.startswith(header, behind)):
+                raise TurnPositionError(f"the template writes text behind the stop token of turn {number + 1}")
 
     def _find_limit(self, number: int, body: int, limit: int) -> int:
         """Return where a turn ends.
@@ -215,9 +226,7 @@ class TurnLocator:
         first = bisect_right(self._points, body, key=lambda point: point.position)
         last = bisect_left(self._points, limit, key=lambda point: point.position)
         foreign_points = [point for point in self._points[first:last] if point.owner != number]
-        # A result without marks may stand anywhere.
-        is_hidden = self._roles[number + 1 : number + 2] == ["tool"] and number + 1 not in self._indices
-        if not foreign_points and not is_hidden:
+        if not foreign_points and not self._hidden:
             return limit
         start = self._rounds[number].start
         for written in self._find_texts_alone(number):
@@ -226,7 +235,11 @@ class TurnLocator:
                 point.owner > number and point.position >= stop for point in foreign_points
             ):
                 return min(stop, limit)
-        inner = foreign_points[0].owner if foreign_points else number + 1
+        inner = (
+            foreign_points[0].owner
+            if foreign_points
+            else min(self._hidden, key=lambda n: (n < number, abs(n - number)))
+        )
         raise TurnPositionError(f"the template writes turn {inner + 1} inside turn {number + 1}")
 
     def _locate_other(self, number: int) -> TurnPosition | None:
@@ -277,7 +290,7 @@ class TurnLocator:
             is_stop = self._roles[self._ordered_rounds[following].owner] != ASSISTANT
         else:
             # After the last message comes the end token of the text, or a generation prompt.
-            is_stop = token.group() not in header
+            is_stop = token.group() not in header or token.group() in self._form.followers
         return token.span() if is_stop else None
 
     def _find_last_token(self, start: int, limit: int) -> tuple[int, int] | None:
@@ -291,28 +304,6 @@ class TurnLocator:
 def _skip_space(text: str, start: int) -> int:
     space = _SPACE.match(text, start)
     return space.end() if space else start
-
-
-def _choose_rounds(marked: MarkedText, roles: Sequence[str]) -> dict[int, MarkedSpan]:
-    """Return the round in which the template writes each message.
-
-    Raises:
-        TurnPositionError: it writes an assistant's turn in several rounds.
-    """
-    rounds: dict[int, MarkedSpan] = {}
-    nested: list[MarkedSpan] = []
-    outer_stop = 0
-    for span in sorted(marked.rounds, key=lambda span: (span.start, -span.stop)):
-        if span.start < outer_stop:
-            nested.append(span)
-            continue
-        outer_stop = span.stop
-        if rounds.setdefault(span.owner, span) is not span and roles[span.owner] == ASSISTANT:
-            raise TurnPositionError(f"the template writes turn {span.owner + 1} in several places")
-    # A message may be written in the round of another one alone.
-    for span in nested:
-        rounds.setdefault(span.owner, span)
-    return rounds
 
 
 def describe_alterations(
