@@ -47,6 +47,10 @@ class AnswerHeaders:
                 self.headers[context] = self._make_headers(example, tools and [EXAMPLE_TOOL])
             yield self.headers[context]
         yield self._make_headers(before, tools)
+        if "add_generation_prompt" not in self.template.variables:
+            # Such a template may always end with the beginning of an answer.
+            end = self._render_end(before, tools)
+            yield {end} if end and all(lead.startswith(end) for lead in self.form.leads) else set()
 
     def _make_headers(self, before: Messages, tools: list[Any] | None) -> set[str]:
         """Return the texts with which the template may begin an answer.
@@ -58,6 +62,17 @@ class AnswerHeaders:
         if not any(headers):
             headers |= self._make_prompts(self.question, None)
         return headers if any(headers) else self._find_lead()
+
+    def _render_end(self, before: Messages, tools: list[Any] | None) -> str:
+        """Return what a template writes behind these messages."""
+        marker = Marker(0)
+        copies = list(map(dict, before))
+        try:
+            text = self.template.render(copies, tools, mark_round=marker.make_round_function(copies)).text
+        except RenderError:
+            return ""
+        *texts, end = marker.split(text)
+        return end if texts else ""
 
     def _find_lead(self) -> set[str]:
         """Return what the template writes before each answer, if it is the same."""
