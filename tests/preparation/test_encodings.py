@@ -73,7 +73,9 @@ def test_bytes_that_the_encoding_lacks_are_quarantined(tmp_path):
     result = prepare_store(tmp_path / "a.jsonl", tmp_path / "out", encoding="gbk", dedup="none", val_fraction=0)
     assert result.counts.quarantined == 1
     assert read_texts(result.path) == CHINESE[:7] + CHINESE[8:]
-    assert json.loads((result.path / "quarantine.jsonl").read_text())["line"] == 8
+    bad = json.loads((result.path / "quarantine.jsonl").read_text())
+    assert bad["line"] == 8
+    assert bad["reason"].startswith("byte 0xff is not valid gbk; remove it")
 
 
 @pytest.mark.parametrize("encoding", ["gb18030", "cp1252"])
@@ -129,10 +131,40 @@ def test_half_a_character_of_utf16_is_quarantined(tmp_path):
     assert read_texts(result.path) == CHINESE[1:]
 
 
+LATE = "ascii " * 200_000 + "Café 你好世界\n"
+# The named encoding, the bytes of a file, and its text; or a part of the error.
+OTHERS = {
+    "ASCII beside UTF-16": ("utf-16-le", b"plain ASCII text here, even.", "plain ASCII text here, even."),
+    "UTF-8 beside UTF-16": ("utf-16-le", "Café au lait!".encode(), "Café au lait!"),
+    "ASCII beside UTF-16 with marks": ("utf-16", b"A plain note in ASCII.", "A plain note in ASCII."),
+    "four characters": ("gb18030", "你好世界".encode(), "你好世界"),
+    "two that fit both": ("gb18030", "Café au lait, naïve".encode(), r"it may be UTF-8, which reads 'é au lai', or gb18030"),
+    "one that fits both": ("cp1252", b"CAF\xc9\x92S MENU", r"it may be UTF-8, which reads 'ɒS MENU', or cp1252"),
+    "the first beyond ASCII is late": ("cp1252", LATE.encode(), LATE),
+    "a late one of its own": ("gb18030", LATE.replace("é", "e").encode("gb18030"), LATE.replace("é", "e")),
+    "an encoding of ASCII bytes": ("iso2022_jp", "日本語".encode("iso2022_jp"), "日本語"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("case", OTHERS)
+def test_the_first_characters_beyond_ascii_decide(tmp_path, case, pack):
+    encoding, data, expected = OTHERS[case]
+    name = "a.txt" if pack is bytes else "a.txt.gz"
+    (tmp_path / name).write_bytes(pack(data))
+    options = {"encoding": encoding, "dedup": "none", "val_fraction": 0, "split_on": "file"}
+    if expected.startswith("it may be"):
+        with pytest.raises(InputError, match=expected):
+            prepare_store(tmp_path / name, tmp_path / "out", **options)
+        return
+    assert read_texts(prepare_store(tmp_path / name, tmp_path / "out", **options).path) == [expected]
+
+
 def test_a_file_in_another_encoding_is_no_text(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(make_files(FRENCH)["a.jsonl"].encode("utf-16-le") + b"\n")
     with pytest.raises(
-        InputError, match=r"a.jsonl cannot be read as utf-16-le \(.* truncated data\): give another --enc"
+        InputError,
+        match=r"a.jsonl cannot be read as utf-16-le \(.* truncated data\): name its own encoding in a manifest",
     ):
         prepare_store(tmp_path / "a.jsonl", tmp_path / "out", encoding="utf-16-le")
 

@@ -114,11 +114,9 @@ def test_ranges_of_rows_of_one_split(folder, tmp_path):
         "train": [f"train {n}" for n in range(20, 200)],
         "val": [f"train {n}" for n in range(20)],
     }
-    with pytest.raises(
-        InputError, match="train.jsonl: --input-split and --val-from read the same rows; name two ranges"
-    ):
+    with pytest.raises(InputError, match="--input-split and --val-from read the same rows; name two ranges"):
         batchloom.prepare(folder, out=tmp_path / "no", input_split="train[5%:]", val_from="train[:10%]", **OPTIONS)
-    with pytest.raises(InputError, match="is read by --input-split and by --val-from: name two splits, or two ranges"):
+    with pytest.raises(InputError, match="is read for training and for val: name two splits, or two ranges"):
         batchloom.prepare(folder, out=tmp_path / "no", val_from="train", **OPTIONS)
 
 
@@ -140,6 +138,30 @@ def test_an_append_with_the_same_input_reads_both_splits(folder, tmp_path):
 def test_an_input_given_twice_with_a_split_is_read_once(folder, tmp_path):
     inputs = [folder, folder / "train.jsonl"]
     assert batchloom.prepare(inputs, out=tmp_path / "out", input_split="train", **OPTIONS).counts.documents == 200
+
+
+def test_a_file_of_two_inputs_is_not_trained_and_held_out(folder, tmp_path):
+    with pytest.raises(InputError, match="validation.jsonl.* is read for training and for val"):
+        batchloom.prepare([folder, folder / "validation.jsonl"], out=tmp_path / "no", val_from="validation", **OPTIONS)
+    # An input that is given twice is read once.
+    twice = batchloom.prepare([folder, folder], out=tmp_path / "out", val_from="validation", **OPTIONS)
+    assert twice.counts.documents == 220
+
+
+def test_rows_of_other_splits_are_compared_in_their_file(folder, tmp_path):
+    rows = {"val_from": "validation[:1]", "input_split": "all[1:]"}
+    with pytest.raises(InputError, match="read the same rows"):
+        batchloom.prepare(folder, out=tmp_path / "no", **rows, **OPTIONS)
+    with pytest.raises(SettingsError, match="rows of a split and a number of records cannot be combined"):
+        batchloom.prepare(f"{folder}/train.jsonl#3", out=tmp_path / "no", input_split="train[2:]", **OPTIONS)
+
+
+def test_texts_of_an_input_for_val_stay_in_it(folder, tmp_path):
+    entries = [{"path": "set/train.jsonl"}, {"path": "set/validation.jsonl", "subset": "val"}]
+    (tmp_path / "sets.yaml").write_text(yaml.safe_dump({"datasets": entries}))
+    subsets = read_subsets(batchloom.prepare(tmp_path / "sets.yaml", out=tmp_path / "out", tokenizer="bytes").path)
+    assert len(subsets["val"]) == 20
+    assert "train 7" not in subsets["train"]
 
 
 def test_a_printed_recipe_gives_the_same_store(folder, tmp_path):

@@ -210,6 +210,56 @@ def test_stores_hold_the_split(tmp_path, name, pack):
     assert "train-0" in (tmp_path / "rows.jsonl").read_text()
 
 
+@pytest.mark.parametrize(
+    ("files", "card", "split", "expected"),
+    [
+        (
+            ("data/a.jsonl", "other/c.jsonl"),
+            "configs:\n- {config_name: x, data_dir: data}\n- {config_name: y, data_dir: other}",
+            "y/train",
+            ["other/c.jsonl"],
+        ),
+        (
+            ("en/train.jsonl", "en/test.jsonl", "de/train.jsonl", "de/test.jsonl"),
+            "configs:\n- {config_name: en, data_dir: en, default: true}\n- {config_name: de, data_dir: de}",
+            "de/test",
+            ["de/test.jsonl"],
+        ),
+        (("data/a.jsonl", "x.jsonl"), "configs:\n- {config_name: one, data_dir: data}", None, ["data/a.jsonl"]),
+        (
+            ("data/a.jsonl", "data/b.jsonl"),
+            (
+                "configs:\n- config_name: d\n  data_files:\n  - {split: train, path: data/*}\n"
+                "  - {split: validation, path: data/b.jsonl}"
+            ),
+            None,
+            ["data/a.jsonl", "data/b.jsonl"],
+        ),
+        (
+            ("data/a.jsonl", "data/b.jsonl"),
+            (
+                "configs:\n- config_name: d\n  data_files:\n  - {split: train, path: data/*}\n"
+                "  - {split: validation, path: data/b.jsonl}"
+            ),
+            "validation",
+            ["data/b.jsonl"],
+        ),
+        (("data/train.jsonl", "benchmark/test.jsonl"), "", None, ["data/train.jsonl"]),
+        (("en/train/a.jsonl", "en/test/a.jsonl", "fr/test/a.jsonl"), "", None, ["en/train/a.jsonl"]),
+    ],
+)
+def test_configurations_of_folders_and_held_out_folders(tmp_path, files, card, split, expected):
+    write_files(tmp_path / "set", files, f"---\n{card}\n---\n" if card else "")
+    names, _ = list_names(tmp_path / "set", split)
+    assert sorted(names) == expected
+
+
+def test_a_configuration_needs_a_card(tmp_path):
+    write_files(tmp_path / "set", HELD_OUT)
+    with pytest.raises(InputMissingError, match="has no configuration 'nosuch': no card names one"):
+        list_names(tmp_path / "set", "nosuch/train")
+
+
 def test_rows_of_a_split_are_read(tmp_path):
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set" / "train-1.jsonl", [{"text": f"<{n}>"} for n in range(30)])

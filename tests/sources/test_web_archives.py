@@ -123,6 +123,22 @@ def test_a_response_that_cannot_be_decoded_and_one_that_is_too_large(tmp_path):
     assert "record larger than 2000 bytes" in result.bad[1]
 
 
+@pytest.mark.parametrize(
+    ("label", "body", "text"),
+    [
+        ("utf-8", "caf\u00e9 cr\u00e8me".encode() + b" \x96", "caf\u00e9 cr\u00e8me \ufffd"),
+        ("gb2312", "\u6731\u9555\u57fa".encode("gbk"), "\u6731\u9555\u57fa"),
+        ("euc-kr", "\ub620\ubc29\uac01\ud558 \ubdc1".encode("cp949"), "\ub620\ubc29\uac01\ud558 \ubdc1"),
+        ("iso-8859-1", "It\u2019s".encode("cp1252"), "It\u2019s"),
+        *((label, b"plain", "plain") for label in ("undefined", "hex", "base64", "unicode_escape", "nonsense")),
+    ],
+)
+def test_labels_are_read_as_browsers_read_them(tmp_path, label, body, text):
+    page = b"<html><body><p>" + body + b"</p></body></html>"
+    (tmp_path / "a.warc").write_bytes(make_record("response", make_response(page, f"text/html; charset={label}")))
+    assert [row["text"] for row in read_inputs(tmp_path / "a.warc").values] == [text]
+
+
 def test_random_bytes_end_nothing(tmp_path):
     chooser = random.Random(3)
     for _ in range(200):

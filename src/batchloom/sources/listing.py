@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 from batchloom.core.addresses import (
     STANDARD_INPUT,
@@ -114,6 +114,15 @@ _MAX_EXAMPLES = 3
 _LONG_WINDOW_BYTES = 128 << 20
 
 
+class SharedFile(NamedTuple):
+    """A file that two inputs list."""
+
+    name: str
+    first: int  # Number of the input that listed it before
+    second: int
+    is_val_too: bool = False  # Whether one of them lists it for another subset
+
+
 @dataclass(slots=True)
 class UnreadData:
     """Data files of an input that are left out because of their form.
@@ -150,7 +159,7 @@ class SourceListing:
         sources: the input files.
         notes: sentences about the input before work begins.
         warnings: those of the notes that tell what is left out.
-        duplicates: files of several inputs: name, number of the input that reads it, number of another.
+        duplicates: files that several inputs list.
         content: content hash by path, if the content was hashed.
         unread: of each input with such files, the data that is left out.
     """
@@ -158,7 +167,7 @@ class SourceListing:
     sources: Sequence[Source]
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    duplicates: tuple[tuple[str, int, int], ...] = ()
+    duplicates: tuple[SharedFile, ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[UnreadData, ...] = ()
 
@@ -207,6 +216,8 @@ def list_sources(
     clear_status_cache()
     lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
     numbered_inputs = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
+    if declared_inputs:
+        numbered_inputs.sort(key=lambda item: declared_inputs[item[0]].subset not in ("val", "test"))
     # Held-out splits come first: deduplication keeps the first copy of a text.
     for is_val in (True, False):
         for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
@@ -268,7 +279,10 @@ class _SourceLister:
         self._files_by_split: dict[tuple[str, str, bool], defaultdict[int, dict[int, int]]] = {}
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._input_number, self._declared_input, self._is_val = 0, DeclaredInput(), False
-        self.shared: list[tuple[str, int, int]] = []
+        self._input_by_split: dict[tuple[str, tuple[str, str, bool]], int] = {}
+        # Inputs of which some files are left out.
+        self._divided: set[int] = set()
+        self.shared: list[SharedFile] = []
         self.unread: list[UnreadData] = []
         self._unread = UnreadData("")
         self._folders: set[tuple[int, int]] = set()
@@ -280,19 +294,8 @@ class _SourceLister:
 
     def add(self, input_path: str, label: str, number: int, declared: DeclaredInput, *, is_val: bool = False) -> None:
         """Add the files of an input, or of its split that becomes ``val``."""
-        if is_val and declared.val_split is not None:
-            self.notes.append(f"{label}: its split {declared.val_split.split} becomes the val subset.")
-            declared = replace(declared, split=declared.val_split, subset="val")
-        self._input_number, self._declared_input, self._is_val = number, declared, is_val
-        self._traits.clear()
-        request = declared.split
-        split = ("", "", is_val) if request is None else (request.config, request.split, is_val)
-        self._files = self._files_by_split.setdefault(split, defaultdict(dict))
-        self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
-        self._longest_window, self._unread = (0, ""), UnreadData(label)
-        self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
-        self._unread_suffixes: set[str] = set()
-        self._folders, self._outside_links = set(), set[str]()
+        if self._begin_input(input_path, label, number, declared, is_val=is_val):
+            return
         previous_count, display_name = len(self.sources), label if is_url_or_stdin(input_path) else input_path
         if input_path == STANDARD_INPUT:
             input_path = self._get_spool().copy_standard_input()
@@ -328,6 +331,29 @@ class _SourceLister:
         if len(self.sources) == previous_count and not self._duplicates:
             raise InputMissingError(self._describe_empty(input_path, display_name))
 
+    def _begin_input(self, input_path: str, label: str, number: int, declared: DeclaredInput, *, is_val: bool) -> bool:
+        """Forget the input before; return whether this one repeats an earlier one."""
+        if is_val and declared.val_split is not None:
+            self.notes.append(f"{label}: its split {declared.val_split.split} becomes the val subset.")
+            declared = replace(declared, split=declared.val_split, subset="val")
+        self._input_number, self._declared_input, self._is_val = number, declared, is_val
+        self._traits.clear()
+        request = declared.split
+        split = ("", "", is_val) if request is None else (request.config, request.split, is_val)
+        self._files = self._files_by_split.setdefault(split, defaultdict(dict))
+        self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
+        self._longest_window, self._unread = (0, ""), UnreadData(label)
+        self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
+        self._unread_suffixes: set[str] = set()
+        self._folders, self._outside_links = set(), set[str]()
+        first = self._input_by_split.setdefault((input_path, split), number)
+        if first == number or first not in self._divided:
+            return False
+        # Only its other splits are new.
+        self.notes.append(f"Named more than once, read once: {label}.")
+        self.shared.append(SharedFile(label, first, number))
+        return True
+
     def find_shared_files(self) -> None:
         """Note the files that inputs with different splits both read."""
         if len(self._files_by_split) < 2:
@@ -338,7 +364,8 @@ class _SourceLister:
             path = os.path.realpath(source.path) if is_local else source.path
             first = first_by_path.setdefault(path, source)
             if first is not source:
-                self.shared.append((decode_file_name(source.name), first.input, source.input))
+                is_val_too = first.subset != source.subset
+                self.shared.append(SharedFile(decode_file_name(source.name), first.input, source.input, is_val_too))
 
     def _add_location(self, path: str, label: str, file_status: os.stat_result | None) -> None:
         """Add a file, a folder, or the files that a glob matches."""
@@ -380,6 +407,7 @@ class _SourceLister:
         if not left_out:
             return
         self.sources = self.sources.leave_out({first + number for number in left_out})
+        self._divided.add(self._input_number)
         for number in left_out:
             source = listed[number]
             self._names.release(source.name)
@@ -809,7 +837,7 @@ class _SourceLister:
         inputs_by_inode, inode = self._files[file_status.st_dev], file_status.st_ino
         if inode in inputs_by_inode:
             self._duplicates.append(decode_file_name(name))
-            self.shared.append((decode_file_name(name), inputs_by_inode[inode], self._input_number))
+            self.shared.append(SharedFile(decode_file_name(name), inputs_by_inode[inode], self._input_number))
             return True
         inputs_by_inode[inode] = self._input_number
         return False

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, Self, cast, final
@@ -21,6 +22,7 @@ from batchloom.core.fingerprint import derive_key
 from batchloom.core.wording import shorten
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
 from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
+from batchloom.sources.formats.record_faults import name_encoding
 from batchloom.sources.formats.table_probe import require_no_crash
 from batchloom.sources.formats.text_format import NEWLINE, Delimiter, find_best_cut, find_character_start
 
@@ -269,6 +271,8 @@ class PartReader:
 
     def __iter__(self) -> Iterator[Records]:
         batches = self._iter_batches()
+        if encoding := self._stream.source.encoding:
+            batches = map(partial(name_encoding, encoding=encoding), batches)
         return batches if self._sample is None else self._sample.filter_batches(batches)
 
     def _iter_batches(self) -> Iterator[Records]:

@@ -19,6 +19,8 @@ SPLIT_PROBLEM = "names no split; write train, all, CONFIG/test, train[:1%] or tr
 TRAIN = "train"
 CARD_NAME = "README.md"
 _MAX_LISTED = 5
+# Key of the files of a configuration whose names define the splits.
+_BY_NAMES = ""
 # Keywords of a split in names of folders and files, in the order in which they are looked for.
 _KEYWORDS = {
     TRAIN: ("train", "training"),
@@ -183,6 +185,12 @@ def select_split(
     tree = _FileTree(paths, are_records, "" if request is None else request.config, read_card)
     folders = list(tree.iter_datasets("", range(len(paths)), at_top=True))
     wanted = "" if request is None else request.split
+    if request is not None and request.config and not any(folder.rule == "card" for folder in folders):
+        raise InputMissingError(f"{label} has no configuration {request.config!r}: no card names one.")
+    held = {n for folder in folders for numbers in (*folder.splits.values(), folder.others) for n in numbers}
+    has_train = any(TRAIN in folder.splits or folder.others for folder in folders) or any(
+        is_record and n not in held for n, is_record in enumerate(are_records)
+    )
     if wanted and wanted != ALL_SPLITS:
         _check_presence(folders, wanted, label, has_others=len(paths) > sum(map(_count_files, folders)))
     for folder in folders:
@@ -199,10 +207,15 @@ def select_split(
                 continue
             raise InputError(_describe_conflict(folder, held_out, name, paths))
         selection.metadata |= folder.metadata
-        _select(selection, folder, wanted, name)
+        # A benchmark beside training data is none, though it is the only split of its folder.
+        is_held_out = (
+            has_train
+            and TRAIN not in folder.splits
+            and all(are_records[n] for numbers in folder.splits.values() for n in numbers)
+        )
+        _select(selection, folder, wanted or (TRAIN if is_held_out else ""), name)
     if wanted and wanted not in (TRAIN, ALL_SPLITS):
         # What no data set holds is training data.
-        held = {n for folder in folders for numbers in (*folder.splits.values(), folder.others) for n in numbers}
         selection.left_out |= set(range(len(paths))) - held
     selection.left_out -= selection.metadata
     return selection
@@ -237,7 +250,8 @@ def _select(selection: SplitSelection, folder: DatasetFolder, wanted: str, name:
     omitted = {name: numbers for name, numbers in splits.items() if name not in chosen}
     for chosen_split, numbers in chosen.items():
         selection.by_split.setdefault(chosen_split, []).extend(numbers)
-    selection.left_out |= others.union(*omitted.values())
+    # Splits of a card may overlap.
+    selection.left_out |= others.union(*omitted.values()) - read
     parts = [f"{split} ({format_count(len(numbers), 'file')})" for split, numbers in omitted.items()]
     if others:
         parts.append(format_count(len(others), "file") + " of no split")
@@ -319,6 +333,11 @@ class _FileTree:
         for split, globs in patterns.items():
             regex = re.compile("|".join(f"(?:{glob_translate(pattern)})" for pattern in globs))
             splits[split] = [n for n in numbers if regex.match(self._paths[n][len(prefix) :])]
+        if files := splits.pop(_BY_NAMES, None):
+            folders = list(self.iter_datasets(prefix, files, at_top=False))
+            splits = {TRAIN: files}
+            if len(folders) == 1 and not folders[0].others:
+                splits = folders[0].splits
         if missing := [split for split, found in splits.items() if not found]:
             if len(missing) == len(splits):
                 raise InputMissingError(
@@ -372,12 +391,12 @@ def _find_patterns(metadata: Mapping[str, Any], wanted: str, name: str) -> dict[
             f"--input-split {next(iter(by_name))}/train, or all for everything."
         )
     entry = by_name[config]
-    folder = str(entry.get("data_dir") or "").strip("/")
+    folder = str(entry.get("data_dir") or "").removeprefix("./").strip("/")
     prefix = f"{folder}/" if folder else ""
-    return {
-        split: [prefix + pattern.removeprefix("./") for pattern in globs]
-        for split, globs in _list_data_files(entry.get("data_files"))
-    }
+    patterns: dict[str, list[str]] = {}
+    for split, globs in _list_data_files(entry.get("data_files")):
+        patterns.setdefault(split, []).extend(prefix + pattern.removeprefix("./") for pattern in globs)
+    return patterns or ({_BY_NAMES: [f"{prefix}**"]} if prefix else {})
 
 
 def _list_data_files(value: Any) -> Iterator[tuple[str, list[str]]]:

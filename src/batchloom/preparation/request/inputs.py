@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -577,11 +577,11 @@ def list_inputs(
         detected_files=detected_files,
         media=recipe.reading.media is not None,
     )
-    for name, first, second in listing.duplicates:
-        if first == second and (_get_rows(recipe.split(first)) is None or _get_rows(recipe.val_split) is None):
+    for name, first, second, is_val_too in listing.duplicates:
+        if is_val_too and (_get_rows(recipe.split(first)) is None or _get_rows(recipe.val_split) is None):
             raise InputError(
-                f"{name} is read by --input-split and by --val-from: name two splits, or two ranges of rows, such as "
-                "--input-split 'train[5%:]' --val-from 'train[:5%]'."
+                f"{name} is read for training and for val: name two splits, or two ranges of rows, such as "
+                "--input-split 'train[5%:]' --val-from 'train[:5%]', or leave the file out."
             )
         if recipe.source(first) != recipe.source(second):
             first_location, second_location = (_describe_input(recipe, number) for number in (first, second))
@@ -652,16 +652,18 @@ def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
 
 def _refuse_common_rows(sources: Sequence[Source]) -> None:
     """Refuse rows of a file that are read for training and for val."""
-    first_by_path: dict[str, Source] = {}
+    rows_by_path: dict[str, list[tuple[str, Collection[int]]]] = {}
     for source in sources:
-        first = first_by_path.setdefault(source.path, source)
-        if first is source or first.sample is None or source.sample is None:
+        if source.sample is None:
             continue
-        if max(first.sample.first, source.sample.first) < min(first.sample.count, source.sample.count):
+        rows = source.sample.choose()
+        earlier = rows_by_path.setdefault(source.path, [])
+        if any(subset != source.subset and not set(rows).isdisjoint(others) for subset, others in earlier):
             raise InputError(
-                f"{first.name}: --input-split and --val-from read the same rows; name two ranges, such as "
+                f"{source.name}: --input-split and --val-from read the same rows; name two ranges, such as "
                 "--input-split 'train[5%:]' --val-from 'train[:5%]'."
             )
+        earlier.append((source.subset, rows))
 
 
 def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:

@@ -151,13 +151,14 @@ def make_request(
     if resolved.follow_links:
         values.setdefault("follow_links", True)
     if reading.val_from is not None or any(source.subset == "val" for source in resolved.sources):
-        # A split that is named now replaces the share of the recipe.
+        # A split that is named now replaces the share of the recipe. Other documents of a store that grows keep its.
         is_replaced = "val_from" in overrides and "val_fraction" not in overrides
-        if values.get("val_fraction") and not is_replaced:
+        if values.get("val_fraction") and not is_replaced and not by_label:
             problems.append(
                 "val_fraction: val comes from a split (val_from) or from inputs (subset: val); leave val_fraction out"
             )
-        values["val_fraction"] = 0.0
+        if not by_label:
+            values["val_fraction"] = 0.0
     file_settings, file_notes = choose_file_settings(resolved.settings, values)
     values |= file_settings
     chat = ChatRecipe()

@@ -52,6 +52,7 @@ from batchloom.preparation.settings.read_recipe import (
     ReadRecipe,
     SourceRecipe,
     fim_to_plain,
+    find_input_split_problem,
     normalize_encoding,
     sources_to_plain,
 )
@@ -611,6 +612,10 @@ def _check_sources(recipe: Recipe) -> list[str]:
     if len(recipe.sources) not in (0, len(recipe.inputs)):
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
         return [f"sources: there are {counts}; give the settings of each, or none"]
+    split = recipe.reading.input_split
+    has_rows = split is not None and not find_input_split_problem(split) and parse_split(split).rows is not None
+    if has_rows and any(source.max_samples or source.num_samples for source in recipe.sources):
+        return ["input_split: rows of a split and a number of records cannot be combined; leave one of them out"]
     if recipe.reading.val_from is not None and any(source.subset for source in recipe.sources):
         return ["val_from: inputs have a subset of their own; leave val_from out"]
     return [

@@ -173,17 +173,19 @@ ENCODING_BY_MARK = {
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8",
 }
-# So many characters of UTF-8 are no chance in a text of an encoding with several bytes a character.
-_LEAST_CHARACTERS = 8
+# So many characters that are valid UTF-8 are no chance in a text of another encoding.
+_LEAST_CHARACTERS = 3
+_ASCII = bytes(range(128))
+_SCRIPTS = "\u00e9\u042f\u0639\u05d0\u03a9\u0e01\u65e5\ud55c"
 
 
 @final
 class Transcoder:
     """Reader of a text in another encoding as UTF-8.
 
-    A folder may hold texts of several encodings. A byte order mark decides, and a text that begins with valid UTF-8
-    beyond ASCII is read as UTF-8. Bytes that the encoding lacks pass unchanged: the record around them is refused
-    unless they form valid UTF-8.
+    A folder may hold texts of several encodings. A byte order mark decides, else the first characters beyond ASCII: if
+    they are valid UTF-8, the text is UTF-8, and it is refused where few of them fit both. Bytes that the encoding lacks
+    pass unchanged: the record around them is refused unless they form valid UTF-8.
 
     Args:
         file: the text.
@@ -200,10 +202,13 @@ class Transcoder:
         """See :class:`Decompressor`.
 
         Raises:
-            UnicodeError: the text ends inside a character, or lacks a byte order mark.
+            UnicodeError: the text ends inside a character, lacks a byte order mark, or may be of two encodings.
         """
         while not self._output:
             data = self._file.read(size)
+            if self._decoder is None and data.isascii() and data and _extends_ascii(self._encoding):
+                self._output = data
+                break
             if self._decoder is None:
                 self._encoding = _choose_encoding(data, self._encoding)
                 self._decoder = codecs.getincrementaldecoder(self._encoding)(_name_handler(self._encoding))
@@ -221,17 +226,42 @@ def _name_handler(encoding: str) -> str:
     return "surrogatepass" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
 
 
+def _extends_ascii(encoding: str) -> bool:
+    """Return whether bytes below 128 are always ASCII characters, and others never."""
+    is_stateful = _SCRIPTS.encode(encoding, "ignore").isascii()
+    return not is_stateful and _ASCII.decode(encoding, "replace") == _ASCII.decode()
+
+
 def _choose_encoding(start: bytes, encoding: str) -> str:
-    """Return the encoding of a text by its first bytes, else the given one."""
+    """Return the encoding of a text by its first bytes, else the given one.
+
+    Raises:
+        UnicodeError: they may be of UTF-8 or of the given one.
+    """
     if marked := next((name for mark, name in ENCODING_BY_MARK.items() if start.startswith(mark)), None):
         return marked
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
         return encoding
-    is_single_byte = len(bytes(range(256)).decode(encoding, "replace")) == 256
-    characters = len(text) - len(text.encode("ascii", "ignore"))
-    return "utf-8" if characters >= (1 if is_single_byte else _LEAST_CHARACTERS) else encoding
+    is_wide = encoding.startswith(("utf-16", "utf-32"))
+    # In UTF-16, any two bytes are a character.
+    characters = len(text) // 4 if is_wide else len(text) - len(text.encode("ascii", "ignore"))
+    if "\0" in text or not (characters or is_wide) or not text:
+        return encoding
+    if characters >= _LEAST_CHARACTERS:
+        return "utf-8"
+    try:
+        other = start.decode(encoding)
+    except UnicodeError:
+        return "utf-8"
+    if other == text:
+        return encoding
+    excerpt = next(index for index, (one, two) in enumerate(zip(text, other, strict=False)) if one != two)
+    raise UnicodeError(
+        f"it may be UTF-8, which reads {text[excerpt : excerpt + 8]!r}, or {encoding}, which reads "
+        f"{other[excerpt : excerpt + 8]!r}"
+    )
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:

@@ -3,11 +3,12 @@
 import codecs
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from batchloom.core.document import BadRecord
+from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import describe_json_type, escape_unprintable, format_list
@@ -21,6 +22,7 @@ _ENCODINGS = [
     *("cp1252", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
     *("cp1255", "cp1256", "mac_roman"),
 ]
+_INVALID_BYTE = re.compile(r"(byte 0x[0-9a-f]{2}(?: at offset \d+)?) is not valid UTF-8.*", re.DOTALL)
 _WORD = re.compile(r"\w+")
 # A document at an offset up to this is the first of a file.
 _MARK_BYTES = 3
@@ -77,6 +79,13 @@ def describe_invalid_utf8(data: bytes, at: int) -> str:
     encoding = guesses[0][0] if len(guesses) == 1 else "ENCODING"
     byte = f"byte 0x{data[at]:02x} is not valid UTF-8{f' ({readings})' if readings else ''}"
     return f"{byte}; name the file's encoding: --encoding {encoding}"
+
+
+def name_encoding(records: Records, encoding: str) -> Records:
+    """Name the encoding in the reasons of bad records, instead of UTF-8."""
+    reason = rf"\1 is not valid {encoding}; remove it, or name the encoding of the file alone (encoding: in a manifest)"
+    records.bad[:] = [replace(bad, reason=_INVALID_BYTE.sub(reason, bad.reason)) for bad in records.bad]
+    return records
 
 
 def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:

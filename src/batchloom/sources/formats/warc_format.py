@@ -4,7 +4,6 @@ A document is the text of a response (HTML becomes its visible text) or of a con
 is bad if its length does not lead to the next one; the reader continues at the next header.
 """
 
-import codecs
 import re
 from collections.abc import Iterator
 from functools import cache, partial
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple, final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import MissingDependencyError
+from batchloom.sources.files.file_opening import ENCODING_BY_MARK
 from batchloom.sources.files.part_stream import PartStream, ReadRules
 from batchloom.sources.formats.record_faults import describe_missing_field, excerpt_record, make_too_large_record
 from batchloom.text import CleanFunction, DroppedText, HtmlSettings, make_html_step
@@ -26,6 +26,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]*")
 _CONTENT_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _FIELD = re.compile(rb"^([\w-]+):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
+_SUPERSETS = {"gbk": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932", "big5": "big5hkscs"}
 _TEXT_TYPES = (*_HTML_TYPES, "text/plain")
 _INSTALL = "pip install 'batchloom[clean]'"
 
@@ -198,7 +199,7 @@ def _read_response(data: bytes) -> str | DroppedText:
         OSError: its payload is not encoded as its headers say.
         MissingDependencyError: fastwarc or resiliparse is not installed.
     """
-    iterate, detect, decode, clean = _import_parsers()
+    iterate, map_label, detect, clean = _import_parsers()
     record = next(iter(iterate(BytesIO(data), parse_http=True, auto_decode="all", stream_detect=False)), None)
     if record is None:
         raise OSError("no HTTP response")
@@ -207,26 +208,24 @@ def _read_response(data: bytes) -> str | DroppedText:
     if not record.is_http or (kind and kind not in _TEXT_TYPES):
         return DroppedText("responses without text", kind)
     payload = record.reader.read()
-    text = str(decode(payload, _find_encoding(record.http_charset) or detect(payload), errors="replace"))
+    # A mark at its beginning decides, then the server, then the page. Web standards read labels as their supersets.
+    encoding = next((name for mark, name in ENCODING_BY_MARK.items() if payload.startswith(mark)), None)
+    if not kind and encoding is None and b"\0" in payload:
+        return DroppedText("responses without text", "binary data")
+    encoding = encoding or map_label(record.http_charset or "") or detect(payload)
+    text = payload.decode(_SUPERSETS.get(encoding, encoding), "replace").removeprefix("\ufeff")
     return clean(text) if kind in _HTML_TYPES or not kind else text
-
-
-def _find_encoding(name: str | None) -> str | None:
-    """Return a charset that a server names if Python knows it."""
-    try:
-        return codecs.lookup(name).name if name else None
-    except LookupError:
-        return None
 
 
 @cache
 def _import_parsers() -> tuple[Any, Any, Any, CleanFunction]:
     try:
         from fastwarc.warc import ArchiveIterator  # noqa: PLC0415 - optional
-        from resiliparse.parse.encoding import bytes_to_str, detect_encoding  # noqa: PLC0415
+        from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5  # noqa: PLC0415
     except ImportError:
         raise MissingDependencyError(
             f"To read the responses of web archives, install resiliparse: {_INSTALL}"
         ) from None
-    detect = partial(detect_encoding, html5_compatible=True)
-    return ArchiveIterator, detect, bytes_to_str, make_html_step(HtmlSettings())
+    map_label = partial(map_encoding_to_html5, fallback_utf8=False)
+    detect = partial(detect_encoding, html5_compatible=True, from_html_meta=True)
+    return ArchiveIterator, map_label, detect, make_html_step(HtmlSettings())
