@@ -183,6 +183,20 @@ def test_commands_and_streams_agree(tmp_path):
     told = run_command(["doctor", str(path), "--tokenizer", "bytes", "--encoding", "gbk"])
     assert told.code == 0, told.err
     assert "你好" in told.out
+    assert run_command(["check", str(path)]).code == 1
+    assert run_command(["check", str(path), "--encoding", "gbk"]).code == 0
+    words = [
+        "train",
+        "--input-file",
+        str(path),
+        "--tokenizer",
+        "bytes",
+        "--max-iters",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert run_command([*words, "--encoding", "gbk", "--seq-len", "64", "--global-batch-size", "2"]).code == 0
     convert(path, out=tmp_path / "b.jsonl", encoding="gbk")
     assert [json.loads(line)["text"] for line in (tmp_path / "b.jsonl").read_text().splitlines()] == CHINESE
     options = {"seq_len": 64, "global_batch_size": 2, "steps": 20, "tokenizer": "bytes", "workers": 0}

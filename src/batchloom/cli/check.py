@@ -26,6 +26,9 @@ def check(
         str | None,
         Option(help="Field of raw records that holds the text.", show_default="detected from the records"),
     ] = None,
+    encoding: Annotated[
+        str | None, Option(help="Encoding of raw text, JSON and CSV files.", show_default="utf-8")
+    ] = None,
     vocab_size: Annotated[int | None, Option(help="Exclusive upper bound of the ids of a Megatron prefix.")] = None,
     generation: Generation = None,
     media: Annotated[
@@ -46,6 +49,7 @@ def check(
         verdict = batchloom.check(
             path,
             text_field=text_field,
+            encoding=encoding,
             vocab_size=vocab_size,
             generation=generation,
             media=media,

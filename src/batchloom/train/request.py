@@ -49,6 +49,7 @@ _APPLICABLE_SOURCES = {
     "workers": ("stream",),
     "keep": ("stream",),
     "follow_links": ("input_file", "stream"),
+    "encoding": ("input_file", "stream"),
     "processor": ("input_file", "stream"),
     "missing_media_lists": ("data", "mixture"),
     "cache": ("data",),
@@ -97,6 +98,9 @@ class StreamOptions:
     ] = None
     keep: Annotated[
         Path | None, DataSetting(help="Folder of a store that is written from a --stream during the run.")
+    ] = None
+    encoding: Annotated[
+        str | None, DataSetting(help="Encoding of the texts of --input-file or --stream.", shown_default="utf-8")
     ] = None
     follow_links: Annotated[
         bool, DataSetting(help="Follow symbolic links that lead out of an input folder. Without it they are skipped.")

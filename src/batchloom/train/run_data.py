@@ -175,6 +175,7 @@ def _prepare_temporary_store(inputs: Path, data: DataRequest, ranks: RankGroup, 
                 out=store,
                 tokenizer=data.tokenizer,
                 media=list_given(data.media) or None,
+                encoding=data.options.encoding,
                 follow_links=data.options.follow_links,
                 for_loader=True,
             )
@@ -271,6 +272,7 @@ def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:
         list(request.stream or ()),
         tokenizer=request.tokenizer,
         media=list_given(request.media) or None,
+        encoding=options.encoding,
         follow_links=options.follow_links,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
@@ -326,7 +328,8 @@ def finish_stream_store(data: Stream, request: DataRequest, print_line: PrintLin
 def _format_prepare_command(request: DataRequest) -> str:
     """Return the command that prepares the inputs of a stream, without ``--out``."""
     words = ["batchloom", "prepare", *(request.stream or ())]
-    for name, value in {"tokenizer": request.tokenizer, **list_given(request.media)}.items():
+    named = {"tokenizer": request.tokenizer, "encoding": request.options.encoding, **list_given(request.media)}
+    for name, value in named.items():
         words += [f"--{name.replace('_', '-')}", value] if value is not None else []
     words += ["--follow-links"] if request.options.follow_links else []
     return join([*words, "--dedup", "none", "--no-balance-subsets"])

@@ -636,10 +636,11 @@ def _distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[So
             group.read_bytes = group.bytes
 
 
-def check_raw(location: str, text_field: str | None) -> VerificationResult:
+def check_raw(location: str, text_field: str | None, encoding: str | None) -> VerificationResult:
     """Read every record of raw input, as ``doctor --full`` does, without a tokenizer."""
     # What is left out is a note of the verdict.
-    resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field, allow_skipped=True), None)
+    reading = ReadRecipe(text_field=text_field, encoding=encoding, allow_skipped=True)
+    resolved_inputs = resolve_inputs(location, reading, None)
     recipe = Recipe(
         inputs=resolved_inputs.inputs,
         sources=resolved_inputs.sources,

@@ -1,6 +1,8 @@
 """``check``: verify a store with its media, a Megatron prefix, or raw input."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from batchloom import sources
@@ -35,12 +37,14 @@ from batchloom.store.read import open_remote_manifest
 
 _FLAT_SUFFIXES, _NPY_MAGIC = (".bin", ".npy"), b"\x93NUMPY"
 _MAX_CHECKED_IDS = 8192
+_RawCheck = Callable[[str], VerificationResult]
 
 
 def check(
     path: str | os.PathLike[str],
     *,
     text_field: str | None = None,
+    encoding: str | None = None,
     vocab_size: int | None = None,
     generation: int | None = None,
     media: bool = True,
@@ -55,6 +59,7 @@ def check(
     Args:
         path: path or URL to check.
         text_field: field of a raw record that holds the text; None to detect the schema.
+        encoding: encoding of raw text, JSON and CSV files; None for UTF-8.
         vocab_size: upper bound (exclusive) of the ids of a bare prefix; a store records its own.
         generation: generation of a store; None for the newest.
         media: whether to read images and audio of a store that was made with a processor.
@@ -71,7 +76,8 @@ def check(
     """
     if missing_media is not None and not media:
         raise SettingsError(["missing_media: missing media are found only with media=True"])
-    verdict = _check_raw_or_prepared(path, text_field, vocab_size, generation)
+    check_raw_input = partial(_check_raw, text_field=text_field, encoding=encoding)
+    verdict = _check_raw_or_prepared(path, check_raw_input, vocab_size, generation)
     if "processor" in verdict.facts:
         if media:
             from batchloom.batches.media import check_media  # noqa: PLC0415 - few stores have media
@@ -83,39 +89,39 @@ def check(
 
 
 def _check_raw_or_prepared(
-    path: str | os.PathLike[str], text_field: str | None, vocab_size: int | None, generation: int | None
+    path: str | os.PathLike[str], check_raw_input: _RawCheck, vocab_size: int | None, generation: int | None
 ) -> VerificationResult:
     location = strip_file_scheme(os.fspath(path))
     local_path = Path(location)
     if is_url(location):
-        return _check_remote(location, text_field, generation)
+        return _check_remote(location, check_raw_input, generation)
     if is_url_or_stdin(location) and generation is None:
-        return _check_raw(location, text_field)
+        return check_raw_input(location)
     try:
         verdict = _check_prepared(location, vocab_size, generation)
     except BatchloomError:
         raise
     except OSError as error:
         raise InputError(f"{local_path} cannot be read: {describe_os_error(error)}.") from error
-    return verdict or _check_raw(location, text_field)
+    return verdict or check_raw_input(location)
 
 
-def _check_raw(location: str, text_field: str | None) -> VerificationResult:
+def _check_raw(location: str, text_field: str | None, encoding: str | None) -> VerificationResult:
     from batchloom.analysis.doctor.examination import check_raw  # noqa: PLC0415 - a store needs no preparation
 
-    return check_raw(location, text_field)
+    return check_raw(location, text_field, encoding)
 
 
-def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
+def _check_remote(url: str, check_raw_input: _RawCheck, generation: int | None) -> VerificationResult:
     """Verify a URL: a store if it has a manifest, otherwise raw input."""
     is_store, error = (True, None) if generation is not None else _find_remote_store(url)
     if is_store:
         return verify_remote_store(url, generation=generation)
     # Reading records reports an unreachable server, but not an unexpected answer to the manifest request.
     if not (is_web_url(url) and isinstance(error, DownloadError)):
-        return _check_raw(url, text_field)
+        return check_raw_input(url)
     try:
-        verdict = _check_raw(url, text_field)
+        verdict = check_raw_input(url)
     except InputMissingError:
         raise error from None
     verdict.facts["no store"] = str(error)
