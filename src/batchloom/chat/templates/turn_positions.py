@@ -207,12 +207,13 @@ class TurnLocator:
 
     def _check_inner_stops(self, number: int, header: str, body: int, stop: int) -> None:
         """Refuse a turn that goes on behind a stop token, unless with another answer."""
+        stop_tokens = self._form.stops
         first = bisect_right(self._strings, body, key=lambda string: string.stop)
-        for token in self._form.control.finditer(self._text, body, stop) if self._form.stops else ():
+        for token in self._form.control.finditer(self._text, body, stop) if stop_tokens else ():
             while first < len(self._strings) and self._strings[first].stop <= token.start():
                 first += 1
             is_spelled = first < len(self._strings) and self._strings[first].start <= token.start()
-            if token.group() not in self._form.stops or is_spelled:
+            if token.group() not in stop_tokens or is_spelled:
                 continue
             behind = _skip_space(self._text, token.end())
             if behind < stop and not (header and self._text.startswith(header, behind)):
