@@ -311,6 +311,14 @@ def format_row(name, results):
     return f"| `{name}` | {len(results) - len(reasons)} | {len(rejected)} | {len(omitted)} | {others} |"
 
 
+def test_no_line_end_is_trained_behind_a_stop_that_is_left_out(make_published_encoder):
+    """The marks of this template hold the line end behind the stop."""
+    encoder = make_published_encoder("qwen2_5_training")
+    assert list_trained_texts(encoder, [CASES["several turns"]], train_on_eos="none") == [["Hello.", "Yes."]]
+    [last] = list_trained_texts(encoder, [CASES["several turns"]], train_on_eos="last")
+    assert [text.rstrip("\n") for text in last] == ["Hello.", "Yes.<|im_end|>"]
+
+
 @pytest.mark.slow
 def test_the_table_of_templates_is_in_the_docs(make_published_encoder):
     names = [*(name for name in TEMPLATES if name not in MARKED), *AXOLOTL, *MISTRAL]

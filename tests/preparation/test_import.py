@@ -115,7 +115,7 @@ def test_the_documents_are_those_of_the_list_beside_the_ids(tmp_path, name, writ
         f"gives the ends of the 5 documents of {name}; 2 do not end with 9, and 1 more of it are inside documents."
         in result.notes[0]
     )
-    with pytest.raises(InputError, match="gives the ends of the documents; leave --document-tokens out"):
+    with pytest.raises(InputError, match="lists the ends of the documents: leave --document-tokens out"):
         import_tokens(path, out=tmp_path / "t", vocab_size=10, document_tokens=2, dtype="uint16")
     with pytest.raises(InputError, match="lists documents up to token 12, and .* has 6: give the --dtype"):
         import_tokens(path, out=tmp_path / "t", vocab_size=10, eod=9, dtype="uint32")
@@ -125,7 +125,7 @@ def test_lists_of_documents_that_cannot_be_followed(tmp_path):
     path = write_flat_file(tmp_path / "part.ds", CUT_DOCUMENTS)
     write_datatrove_index(path)
     (tmp_path / "part.ds.loss").write_bytes(bytes(12))
-    with pytest.raises(InputError, match="part.ds.loss marks the trained tokens, and is not read"):
+    with pytest.raises(InputError, match="part.ds.loss marks the trained tokens and cannot be read"):
         import_tokens(path, out=tmp_path / "s", vocab_size=10, eod=9, dtype="uint16")
     other = write_flat_file(tmp_path / "b.npy", CUT_DOCUMENTS)
     for text, sentence in (("0,3\n4,12\n", "do not follow each other"), ("a,b\n", "does not list the start")):

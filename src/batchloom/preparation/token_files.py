@@ -250,10 +250,12 @@ def _read_bounds(
         return None
     if cutting.document_tokens is not None:
         raise InputError(
-            f"{index} gives the ends of the documents; leave --document-tokens out, or move the file elsewhere."
+            f"{index} lists the ends of the documents: leave --document-tokens out, or move {index.name} elsewhere."
         )
     if (masked := path.with_name(f"{path.name}.loss")).is_file():
-        raise InputError(f"{masked} marks the trained tokens, and is not read; move it elsewhere to train all tokens.")
+        raise InputError(
+            f"{masked} marks the trained tokens and cannot be read; move it elsewhere to train all tokens."
+        )
     ends = _read_datatrove_ends(index) if index == datatrove else _read_dolma_ends(index)
     lengths = np.diff(ends, prepend=0)
     if not len(ends) or (lengths < 0).any() or int(ends[-1]) != tokens.size:

@@ -280,7 +280,7 @@ class _SourceLister:
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._input_number, self._declared_input, self._is_val = 0, DeclaredInput(), False
         self._input_by_split: dict[tuple[str, tuple[str, str, bool]], int] = {}
-        # Inputs of which some files are left out.
+        # Numbers of the inputs whose other splits are left out.
         self._divided: set[int] = set()
         self.shared: list[SharedFile] = []
         self.unread: list[UnreadData] = []

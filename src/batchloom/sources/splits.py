@@ -207,7 +207,7 @@ def select_split(
                 continue
             raise InputError(_describe_conflict(folder, held_out, name, paths))
         selection.metadata |= folder.metadata
-        # A benchmark beside training data is none, though it is the only split of its folder.
+        # A folder with held-out splits alone, such as a benchmark, is left out if other folders hold training data.
         is_held_out = (
             has_train
             and TRAIN not in folder.splits

@@ -77,7 +77,7 @@ def _list_texts(content: Any) -> list[str]:
 
 
 def find_hidden_messages(marked: MarkedText, messages: Messages) -> frozenset[int]:
-    """Return the given messages of which no mark shows where the template writes them.
+    """Return the given messages that no mark locates in the rendered text.
 
     They are blank, or of roles that are not marked.
     """

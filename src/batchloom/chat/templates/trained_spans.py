@@ -1,5 +1,6 @@
 """Selection of the trained spans of a rendered conversation."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -180,7 +181,14 @@ def _select_stops(
         return [*spans, *stops.values()]
     last = max((number for number in stops if number in trained), default=None)
     kept = last if train_on_eos == "last" else None
-    return subtract_spans(_merge_spans(spans), [stop for number, stop in stops.items() if number != kept])
+    excluded = [stop for number, stop in stops.items() if number != kept]
+    # A generation mark may go on behind a stop, to the end of its line.
+    marks = rendered.generation or ()
+    for _, end in [*excluded] if marks else ():
+        _, mark_end = marks[max(bisect_right(marks, (end, end)) - 1, 0)]
+        if end < mark_end and not rendered.text[end:mark_end].strip():
+            excluded.append((end, mark_end))
+    return subtract_spans(_merge_spans(spans), excluded)
 
 
 def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
