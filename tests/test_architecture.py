@@ -60,11 +60,12 @@ ALLOWED_IMPORTS = {
 # Packages whose modules are their interface: small libraries, and one module per framework or example.
 OPEN_PACKAGES = {"core", "adapters", "examples"}
 # A mask of flex_attention is a torch type, so batches/masks.py imports torch inside its functions.
-# batches/isolation.py and testing/equivalence.py compare losses of a torch model, for trainers and for users' tests.
+# batches/isolation.py, batches/probe_documents.py and testing/equivalence.py compare losses of a torch model, for
+# trainers and for users' tests; batches/model_calls.py is loaded with transformers.
 TORCH_FREE_EXCEPT = (
     *("train/", "adapters/", "examples/", "analysis/compare/"),
     *("batches/assembly/device.py", "batches/masks.py"),
-    *("batches/isolation.py", "testing/equivalence.py"),
+    *("batches/isolation.py", "batches/model_calls.py", "batches/probe_documents.py", "testing/equivalence.py"),
     # Its class is a torch IterableDataset, and the module is loaded on first use.
     "compat/multimodal_stream.py",
 )
@@ -317,8 +318,9 @@ def test_names_and_signatures():
         for node in parse_nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # Frameworks pass more keywords every year; a name of "_" marks keywords that are ignored.
-                # A template passes arbitrary keywords to the functions it calls, and click the options of a command.
-                if str(name) in ("chat/templates/chat_template.py", "cli/options.py"):
+                # A template passes arbitrary keywords to the functions it calls, click the options of a command, and
+                # a training loop the inputs of a model.
+                if str(name) in ("chat/templates/chat_template.py", "cli/options.py", "batches/model_calls.py"):
                     continue
                 # Options that a TypedDict declares are as visible to editors and type checkers as parameters.
                 typed = node.args.kwarg and "Unpack[" in ast.unparse(node.args.kwarg.annotation or ast.Constant(0))

@@ -19,6 +19,7 @@ from batchloom.adapters import (
     FSDP2Arguments,
     FSDP2SFTTrainer,
     apply_loss_weights,
+    compute_loss,
     sum_next_token_losses,
     sum_token_losses,
 )
@@ -91,16 +92,22 @@ def test_sums_of_weighted_losses():
     )
 
 
+def compute_own_loss(model, part, count):
+    return model(**part, use_cache=False, num_items_in_batch=count).loss
+
+
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_model_of_transformers_applies_weights(store, expected_losses, passes):
+@pytest.mark.parametrize("compute", [compute_own_loss, compute_loss])
+def test_a_model_of_transformers_applies_weights(store, expected_losses, passes, compute):
     model = tiny_model(store)
-    apply_loss_weights(model)
+    if compute is compute_own_loss:
+        apply_loss_weights(model)
     optimizer, losses = adamw(model.parameters(), 1e-3), []
     loader = make_loader(store)
     for batch in loader:
         count, total = loader.trained_tokens(batch.step), 0.0
         for part in batch.split(4 // passes):
-            loss = model(**part, use_cache=False, num_items_in_batch=count).loss
+            loss = compute(model, part, count)
             loss.backward()
             total += loss.item()
         optimizer.step()
@@ -114,6 +121,8 @@ def test_a_model_without_weights_in_its_batch_has_its_own_loss(store):
     apply_loss_weights(weighted)
     batch = {name: value for name, value in make_loader(store)[0].items() if name != "loss_weights"}
     assert weighted(**batch, use_cache=False).loss == plain(**batch, use_cache=False).loss
+    count = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+    torch.testing.assert_close(compute_loss(plain, batch, count), plain(**batch, use_cache=False).loss)
     ones = (batch["labels"] != IGNORE_INDEX).float()
     torch.testing.assert_close(
         weighted(**batch, loss_weights=ones, use_cache=False).loss, plain(**batch, use_cache=False).loss

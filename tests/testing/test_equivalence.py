@@ -21,6 +21,9 @@ def random_documents(count=60, longest=40):
     return [[*rng.integers(0, 256, rng.integers(2, longest)).tolist(), 256] for _ in range(count)]
 
 
+NO_CACHE = {"use_cache": False}
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("store"), random_documents())
@@ -40,10 +43,16 @@ def make_model(kind, **changes):
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
 def test_models_that_keep_documents_apart(store, kind, form):
     model = make_model(kind).eval()
-    assert assert_packed_equals_unpacked(model, store, seq_len=64, form=form) < 1e-5
+    assert assert_packed_equals_unpacked(model, store, seq_len=64, form=form, arguments=NO_CACHE) < 1e-5
     assert model.training is False
-    assert assert_packed_equals_unpacked(model.train(), store, form=form) < 1e-5
+    assert assert_packed_equals_unpacked(model.train(), store, form=form, arguments=NO_CACHE) < 1e-5
     assert model.training is True
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+def test_a_module_is_called_as_users_call_it(store, form):
+    with pytest.raises(AssertionError, match=r"see each other: .* use_cache is on \(give False\)"):
+        assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64, form=form)
 
 
 def make_call(model, **settings):
@@ -98,7 +107,7 @@ def test_a_model_that_does_not_read_positions(store):
     with pytest.raises(AssertionError, match="does not read position_ids"):
         assert_packed_equals_unpacked(Deaf(make_model("llama")), store, seq_len=64)
     with pytest.raises(AssertionError, match="does not read position_ids"):
-        assert_packed_equals_unpacked(make_model("mamba"), store, seq_len=64)
+        assert_packed_equals_unpacked(make_model("mamba"), store, seq_len=64, arguments=NO_CACHE)
 
 
 def test_positions_that_are_counted_along_the_row(store):
@@ -135,13 +144,13 @@ def test_documents_and_rows_without_loss_are_no_nan(tmp_path):
     # Every second document has no loss; the others have it in their second half.
     trained = [[n % 2 == 0 and at > len(d) // 2 for at in range(len(d))] for n, d in enumerate(docs)]
     store = write_store(tmp_path / "half", docs, trained=trained)
-    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64, arguments=NO_CACHE) < 1e-5
     nothing = write_store(tmp_path / "none", docs, trained=[[0] * len(d) for d in docs])
     with pytest.raises(AssertionError, match="60 checked documents have no trained token"):
-        assert_packed_equals_unpacked(make_model("llama"), nothing, seq_len=64)
+        assert_packed_equals_unpacked(make_model("llama"), nothing, seq_len=64, arguments=NO_CACHE)
     alone = write_store(tmp_path / "alone", [[1, 2, 3]])
     with pytest.raises(AssertionError, match="no row of 32 tokens holds two of them"):
-        assert_packed_equals_unpacked(make_model("llama"), alone)
+        assert_packed_equals_unpacked(make_model("llama"), alone, arguments=NO_CACHE)
 
 
 class AlwaysDrops(torch.nn.Module):
@@ -158,7 +167,7 @@ class AlwaysDrops(torch.nn.Module):
 
 def test_dropout_is_reported_and_taken_for_no_leak(store):
     model = make_model("gpt2")
-    assert assert_packed_equals_unpacked(model.train(), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(model.train(), store, seq_len=64, arguments=NO_CACHE) < 1e-5
     message = r"other scores each time it is called with the same batch.* \(call model.eval\(\) first\)"
     for drawing in (make_call(model.train()), AlwaysDrops(make_model("gpt2").eval())):
         with pytest.raises(AssertionError, match=message):
@@ -189,31 +198,31 @@ def test_outputs_that_are_no_scores_are_reported(store, answer, message):
 def test_a_model_with_too_few_rows_is_reported(store):
     model = make_model("llama", vocab_size=200).eval()
     with pytest.raises(AssertionError, match=r"holds id \d+ and the model has 200 embeddings, from id 0"):
-        assert_packed_equals_unpacked(model, store, seq_len=64)
+        assert_packed_equals_unpacked(model, store, seq_len=64, arguments=NO_CACHE)
     with pytest.raises(AssertionError, match="for ids up to 256 and positions up to"):
         assert_packed_equals_unpacked(make_call(model), store, seq_len=64)
     with pytest.raises(AssertionError, match=r"positions up to 63: .* or a smaller seq_len"):
-        assert_packed_equals_unpacked(make_model("gpt2", n_positions=40), store, seq_len=64)
+        assert_packed_equals_unpacked(make_model("gpt2", n_positions=40), store, seq_len=64, arguments=NO_CACHE)
 
 
 def test_conversations_that_are_all_longer_than_a_row(tmp_path):
     store = long_conversations(tmp_path)
     assert store.contents.conversations
-    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64) < 1e-5
+    assert assert_packed_equals_unpacked(make_model("llama"), store, seq_len=64, arguments=NO_CACHE) < 1e-5
 
 
 def test_rounding_of_half_precision_is_reported(store):
     model = make_model("llama").to(torch.bfloat16)
     with pytest.raises(AssertionError, match="in torch.bfloat16 that is rounding"):
-        assert_packed_equals_unpacked(model, store, tolerance=1e-7)
-    assert assert_packed_equals_unpacked(model.float(), store) < 1e-4
+        assert_packed_equals_unpacked(model, store, tolerance=1e-7, arguments=NO_CACHE)
+    assert assert_packed_equals_unpacked(model.float(), store, arguments=NO_CACHE) < 1e-4
 
 
 def test_weights_that_are_not_finite_are_reported(store):
     model = make_model("llama")
     model.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(AssertionError, match="are not finite .* check the weights"):
-        assert_packed_equals_unpacked(model, store)
+        assert_packed_equals_unpacked(model, store, arguments=NO_CACHE)
 
 
 @pytest.mark.parametrize(
@@ -229,4 +238,4 @@ def test_weights_that_are_not_finite_are_reported(store):
 def test_numbers_that_are_none_are_refused(store, wrong):
     (name,) = wrong
     with pytest.raises(SettingsError, match=f"{name}: "):
-        assert_packed_equals_unpacked(make_model("llama"), store, **wrong)
+        assert_packed_equals_unpacked(make_model("llama"), store, **wrong, arguments=NO_CACHE)

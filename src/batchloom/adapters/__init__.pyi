@@ -11,6 +11,7 @@ from .hugging_face.trainer_objects import (
 from .isolation_check import check_no_leak as check_no_leak
 from .weighted_loss import (
     apply_loss_weights as apply_loss_weights,
+    compute_loss as compute_loss,
     sum_next_token_losses as sum_next_token_losses,
     sum_token_losses as sum_token_losses,
 )

@@ -4,6 +4,7 @@ It is the weighted sum over tokens, divided by the number of trained tokens. The
 as in ms-swift. So a weight of 2 doubles the gradient of a token, whatever the weights of the other tokens are.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,6 +52,22 @@ def sum_next_token_losses(logits: Tensor, labels: Tensor, loss_weights: Tensor |
     targets = shift_left(labels, IGNORE_INDEX).flatten()
     weights = None if loss_weights is None else shift_left(loss_weights, 0).flatten()
     return sum_token_losses(logits.flatten(0, 1), targets, weights)
+
+
+def compute_loss(model: Any, batch: Mapping[str, Any], trained_tokens: int) -> Tensor:
+    """Return the loss of a batch under a causal model of transformers.
+
+    It is computed from logits: models divide their own losses by different numbers, and ignore ``loss_weights``. The
+    losses of the parts of a step add up to that of the step, over all ranks. Losses of routers are not in it.
+
+    Args:
+        model: the model; called without a cache, so that packed documents do not see each other.
+        batch: a batch with aligned labels on the model's device, or a part of one.
+        trained_tokens: those of the step over all ranks: ``loader.trained_tokens(batch.step)``.
+    """
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "loss_weights")}
+    logits = model(**inputs, use_cache=False).logits
+    return sum_next_token_losses(logits, batch["labels"], batch.get("loss_weights")) / max(1, trained_tokens)
 
 
 def apply_loss_weights(model: Any) -> None:

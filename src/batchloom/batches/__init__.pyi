@@ -22,7 +22,6 @@ from .isolation import (
     is_leaking as is_leaking,
     measure_batch_leakage as measure_batch_leakage,
     measure_leakage as measure_leakage,
-    select_probe_documents as select_probe_documents,
 )
 from .loading.document_rows import DocumentRows as DocumentRows
 from .loading.loader import Loader as Loader, check_text_only as check_text_only
@@ -43,3 +42,5 @@ from .masks import (
 from .media.media_stores import PairMediaCollator as PairMediaCollator
 from .metrics import METRICS as METRICS, Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
 from .mixture_file import read_mixture as read_mixture
+from .model_calls import allow_model_calls as allow_model_calls
+from .probe_documents import select_probe_documents as select_probe_documents

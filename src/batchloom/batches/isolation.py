@@ -7,21 +7,16 @@ so that the verdict does not depend on the scale of its weights.
 """
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from batchloom.batches.assembly.array_filling import IGNORE_INDEX
 from batchloom.batches.assembly.batch_assembly import TOKEN_AXES, Batch, BatchLayout
-from batchloom.batches.loading.document_rows import iter_short_documents
-from batchloom.store import Store
 
 LogitsFunction = Callable[[Batch], Tensor]
 ScoreFunction = Callable[[Batch], Callable[[int, slice], Tensor]]
@@ -30,26 +25,7 @@ ScoreFunction = Callable[[Batch], Callable[[int, slice], Tensor]]
 _LEAK_THRESHOLDS = {False: 0.02, True: 0.2, None: 0.05}
 # In nats per token; float32 is exact to about a tenth of it.
 _NOISE_FLOOR = 1e-5
-_PROBE_DOCUMENTS = 4
 _MAX_TOKENS = 256
-
-
-def select_probe_documents(data: Store | Iterable[NDArray[Any]], seq_len: int) -> list[Tensor]:
-    """Return the starts of documents that fit into one row, each int64 [tokens].
-
-    Args:
-        data: a store with at least one document of two tokens, or the ids of such documents.
-        seq_len: tokens of a row in training.
-    """
-    if isinstance(data, Store):
-        numbers = iter_short_documents(data, 0, math.inf, np.empty(0, np.int64))
-        documents = (data[number].ids for number in numbers)
-    else:
-        documents = (ids for ids in data if len(ids) > 1)
-    longest = max(2, min(_MAX_TOKENS, seq_len // 2))
-    count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
-    probes = [torch.from_numpy(ids[:longest].astype(np.int64)) for ids in islice(documents, count)]
-    return probes if len(probes) > 1 else probes * 2
 
 
 @torch.no_grad()
@@ -149,7 +125,7 @@ def find_unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
 
 def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, as_one_document: bool) -> Tensor:
     """Return the losses of all document tokens but the first, row by row."""
-    batch = _make_probe_batch(orders, as_one_document=as_one_document)
+    batch = make_probe_batch(orders, as_one_document=as_one_document)
     rows, tokens = batch["input_ids"].shape
     scores = logits(batch)
     # Rows back to back have one batch entry.
@@ -164,7 +140,7 @@ def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, as_on
     )
 
 
-def _make_probe_batch(orders: list[list[Tensor]], *, as_one_document: bool) -> Batch:
+def make_probe_batch(orders: list[list[Tensor]], *, as_one_document: bool) -> Batch:
     """Build the rows as a loader does; optionally treat each row as one document."""
     lengths = [[sum(map(len, order))] if as_one_document else [len(document) for document in order] for order in orders]
     ids = torch.stack([torch.cat(order) for order in orders])

@@ -9,13 +9,22 @@ to find the source.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchloom.batches import IGNORE_INDEX, Loader, accepts_argument, compute_token_losses, find_unknown_id, is_leaking
+from batchloom.batches import (
+    IGNORE_INDEX,
+    Loader,
+    accepts_argument,
+    allow_model_calls,
+    compute_token_losses,
+    find_unknown_id,
+    is_leaking,
+)
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
@@ -80,19 +89,20 @@ def assert_packed_equals_unpacked(
     tolerance: float = 1e-4,
     documents: int = 32,
     form: Literal["rows", "varlen"] = "rows",
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> float:
     """Assert that packing changes no document's loss.
 
     Args:
-        model: a module, called as Hugging Face's are: with ``input_ids``, ``position_ids``, ``attention_mask=None``
-            and ``use_cache=False`` if its ``forward`` takes them, in the varlen form also with
-            ``cu_seq_lens_q/k`` and ``max_length_q/k``. It runs in evaluation mode, on its own device. Or a
-            function from a batch (a mapping of these tensors, on the CPU) to logits [rows, tokens, vocabulary].
+        model: a module, called as ``model(**batch, **arguments)``, without labels and keys that its ``forward`` does
+            not take. It runs in evaluation mode, on its own device. Or a function from a batch (a mapping of
+            tensors on the CPU) to logits [rows, tokens, vocabulary].
         store: store of the documents.
         seq_len: tokens of a row; None for four times the mean document.
         tolerance: maximum mean difference of a document in nats per token; 1e-4 is for float32.
         documents: number of documents to compare.
         form: form of the batches, see docs/how-to/train/loader.md.
+        arguments: what your calls of a module give beside the batch, such as ``{"use_cache": False}``.
 
     Returns:
         The largest difference of a document, in nats per token.
@@ -123,7 +133,8 @@ def assert_packed_equals_unpacked(
         world_size=1,
         prefetch=0,
     )
-    with _evaluation_logits(model) as logits:
+    # A call that would be refused is explained here, with documents and numbers.
+    with allow_model_calls(), _evaluation_logits(model, arguments) as logits:
         return _compare_documents(_wrap_checked_logits(logits, model), loader, store, tolerance, documents)
 
 
@@ -137,7 +148,7 @@ def _choose_seq_len(store: Store, model: nn.Module | LogitsFunction) -> int:
 
 
 @contextmanager
-def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunction]:
+def _evaluation_logits(model: nn.Module | LogitsFunction, arguments: Mapping[str, Any]) -> Iterator[LogitsFunction]:
     """Yield the model as a function to logits, in evaluation mode without gradients."""
     if not isinstance(model, nn.Module):
         with torch.no_grad():
@@ -148,9 +159,7 @@ def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunc
 
     def logits(batch: Mapping[str, Any]) -> Tensor:
         model_inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-        model_inputs |= {"attention_mask": None, "use_cache": False}
-        model_inputs.pop("seq_idx", None)
-        output = model(**{k: v for k, v in model_inputs.items() if accepts_argument(model, k)})
+        output = model(**{k: v for k, v in model_inputs.items() if accepts_argument(model, k)}, **arguments)
         scores: Tensor = output[0] if isinstance(output, tuple) else getattr(output, "logits", output)
         return scores
 

@@ -45,7 +45,7 @@ from batchloom.adapters.optimizer_step import (
     update_weights,
 )
 from batchloom.adapters.rank_group import RankGroup, choose_device
-from batchloom.adapters.weighted_loss import sum_next_token_losses
+from batchloom.adapters.weighted_loss import compute_loss
 from batchloom.batches import (
     IGNORE_INDEX,
     TOKEN_KEYS,
@@ -297,9 +297,7 @@ class FSDP2SFTTrainer:
             if self.media is None and "loss_weights" not in part:
                 return self.model(**part, use_cache=False, num_items_in_batch=count).loss
             # Multimodal models divide their own loss by the tokens of the pass, and models do not weight their loss.
-            model_inputs = {name: value for name, value in part.items() if name not in ("labels", "loss_weights")}
-            logits = self.model(**model_inputs, use_cache=False).logits
-        return sum_next_token_losses(logits, part["labels"], part.get("loss_weights")) / count
+            return compute_loss(self.model, part, count)
 
     def _check_no_leak(self, batch: Batch) -> None:
         """Reject a model in which packed documents attend to each other."""

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -163,6 +164,7 @@ class Loader:
         media: MediaOptions = DEFAULT_MEDIA_SPEC,
     ) -> None:
         refuse_other_types(plan, batch)
+        _check_model_calls()
         request = PlanArguments(
             seq_len=seq_len,
             global_batch_size=global_batch_size,
@@ -232,6 +234,7 @@ class Loader:
         return describe_data_source(*(self.plan.stores.values()))
 
     def __iter__(self) -> Iterator[Batch]:
+        _check_model_calls()
         if self._stream is not None:
             return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
@@ -660,6 +663,13 @@ class Loader:
         announce_loss_weights(self.plan)
         announce_unused_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
+
+
+def _check_model_calls() -> None:
+    if "transformers.modeling_utils" in sys.modules:
+        from batchloom.batches.model_calls import check_model_calls  # noqa: PLC0415 - torch is optional
+
+        check_model_calls()
 
 
 def lose_track(loader: Loader) -> None:
