@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(config, items):
     ]
     if slice_text:
         number, count = tiers.parse_slice(slice_text)
-        chosen = [item for item in chosen if tiers.is_in_slice(item.nodeid, number, count)]
+        names = tiers.select_slice((item.nodeid for item in chosen), number, count)
+        chosen = [item for item in chosen if item.nodeid in names]
     chosen_items = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen_items])
     items[:] = chosen

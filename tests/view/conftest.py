@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import threading
@@ -81,7 +82,7 @@ def chats(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def browser():
+def browser(tmp_path_factory):
     """One browser for these tests. Its event loop runs until it is closed, and other tests start loops of their own."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
@@ -89,7 +90,9 @@ def browser():
     with sync_api.sync_playwright() as playwright:
         # A graphics card in software takes a tenth of the time of these tests.
         options = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        # PulseAudio leaves a folder behind where it finds no other.
+        environment = {**os.environ, "PULSE_RUNTIME_PATH": str(tmp_path_factory.mktemp("sound"))}
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=options, env=environment)
         yield chromium
         chromium.close()
 
