@@ -16,6 +16,8 @@ from batchloom.preparation import Recipe
 from batchloom.preparation.documents import get_objective
 from batchloom.store.format import OBJECTIVES
 
+# From this share of documents on, the verdict says that they are cut or left out.
+_NOTED_SHARE = 0.01
 _LABEL_WIDTH = 14
 # Marks of a preview: every line starts with one, so that no document text can be mistaken for a mark.
 _TRAINED_STYLE = "green"
@@ -39,6 +41,8 @@ _LEGEND = (
             "carry",
             "input_split",
             "encoding",
+            "include",
+            "exclude",
             "split_on",
             "normalize",
             "clean",
@@ -109,7 +113,7 @@ def _iter_lines(diagnosis: Diagnosis) -> Iterator[Line]:
         yield from ((f"{kind}: {sentence}", style) for sentence in sentences)
     if diagnosis.bad_seen > len(diagnosis.bad):
         yield f"bad records: {diagnosis.bad_seen - len(diagnosis.bad):,} more", "red"
-    yield f"{'verdict:':{_LABEL_WIDTH}} {'sound' if diagnosis.sound else format_count(len(diagnosis.faults), 'fault')}"
+    yield f"{'verdict:':{_LABEL_WIDTH}} {_describe_verdict(diagnosis)}"
     unread = [facts.path for facts in diagnosis.prepared if facts.kind == "store" and not facts.checked]
     if diagnosis.sound and unread:
         yield (
@@ -117,6 +121,21 @@ def _iter_lines(diagnosis: Diagnosis) -> Iterator[Line]:
             "that, and doctor --full."
         )
     yield from (f"{'next:':{_LABEL_WIDTH}} {command}" for command in diagnosis.commands)
+
+
+def _describe_verdict(diagnosis: Diagnosis) -> str:
+    """Return the number of faults, or what a loader loses at this ``seq_len``."""
+    if not diagnosis.sound:
+        return format_count(len(diagnosis.faults), "fault")
+    packing, documents = diagnosis.packing, diagnosis.documents
+    if packing is None or packing.longer < _NOTED_SHARE * documents:
+        return "sound"
+    verb = "leaves out" if packing.is_dropped else "cuts"
+    facts = f"{packing.longer:,} of {format_count(documents, 'document')} ({packing.longer / documents:.0%}), with "
+    facts += f"{packing.longer_tokens / max(diagnosis.tokens or 0, 1):.0%} of the tokens"
+    lengths = {length: percent for percent, length in packing.keeping}
+    proposals = ", ".join(f"{length:,} keeps {percent}%" for length, percent in lengths.items())
+    return f"sound, but a loader {verb} {facts}, at seq_len {packing.seq_len:,}; {proposals} whole"
 
 
 def _format_row(label: str, fact: str) -> str:

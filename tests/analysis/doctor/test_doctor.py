@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shlex
 from random import Random
 
@@ -329,12 +330,34 @@ def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
     assert any("2 different schemas: plain text (" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize("kind", ["texts", "conversations"])
+def test_the_verdict_says_what_a_loader_loses(tmp_path, capsys, kind):
+    words = [100] * 60 + [300] * 37 + [900] * 3
+    rows = [{"text": "a" * count} for count in words]
+    if kind == "conversations":
+        rows = [{"question": "q" * count, "answer": "a"} for count in words]
+    path = str(write_jsonl(tmp_path / "in.jsonl", rows))
+    assert run_command_line(["doctor", path, "--tokenizer", "bytes", "--seq-len", "128", "--preview", "0"]) == 0
+    verdict = re.search("verdict: *(.*)", capsys.readouterr().out)[1]
+    # The template adds 27 tokens.
+    verb, share, length = ("leaves out", 67, 384) if kind == "conversations" else ("cuts", 70, 320)
+    assert verdict == (
+        f"sound, but a loader {verb} 40 of 100 documents (40%), with {share}% of the tokens, at seq_len 128; "
+        f"{length} keeps 95%, 960 keeps 99% whole"
+    )
+    assert run_command_line(["doctor", path, "--tokenizer", "bytes", "--seq-len", "1024"]) == 0
+    assert re.search("verdict: *sound$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_a_template_that_changes_turns_is_reported(tmp_path):
     template = tmp_path / "t.jinja"
     content = "{{ m.content | upper if m.role == 'assistant' else m.content }}"
     template.write_text(f"{{% for m in messages %}}<{{{{ m.role }}}}>{content}<|endoftext|>{{% endfor %}}")
     diagnosis = diagnose(write_jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
-    assert any("the template changes" in warning for warning in diagnosis.warnings)
+    assert any(
+        " changes " in warning and warning.endswith(": 60 records, first in.jsonl, line 1.")
+        for warning in diagnosis.warnings
+    )
     template.write_text("{% for m in messages %")
     diagnosis = diagnose(write_jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
     assert (diagnosis.sound, diagnosis.tokens, diagnosis.documents) == (False, None, 60)
@@ -527,7 +550,7 @@ def test_the_json_report_has_stable_keys(tmp_path):
     }
     assert set(report["packing"]) == {
         *("seq_len", "packing", "fill", "bound", "sequences", "steps", "global_batch_size"),
-        "longer",
+        *("longer", "longer_tokens", "is_dropped", "keeping"),
     }
 
 

@@ -60,6 +60,9 @@ _WORKER_BYTES, _SPAN_BYTES, _CACHED_POOLS = 160 << 20, 48, 4
 # Batches that are queued or being built: three arrays of 8 bytes per token.
 _PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
 _READY_SECONDS = 2.0
+# Percentages of the documents for which a sequence length is proposed, and what it is a multiple of.
+_KEPT_SHARES = (95, 99)
+_LENGTH_MULTIPLE = 64
 # Format whose files are read sequentially, so that they cannot be split.
 _SEQUENTIAL_KIND = "webdataset"
 
@@ -365,7 +368,11 @@ def estimate_packing(
     """
     if not round(float(weights.sum())) or not (lengths * weights).sum():
         return None
-    longer = round(float(weights[lengths > seq_len].sum()))
+    is_longer = lengths > seq_len
+    longer, longer_tokens = (
+        round(float(total)) for total in (weights[is_longer].sum(), (lengths * weights)[is_longer].sum())
+    )
+    keeping = tuple((share, _find_keeping_length(lengths, weights, share)) for share in _KEPT_SHARES)
     if drops:
         fits = lengths <= seq_len
         lengths, weights = lengths[fits], weights[fits]
@@ -389,7 +396,18 @@ def estimate_packing(
         steps=steps,
         global_batch_size=global_batch_size,
         longer=longer,
+        longer_tokens=longer_tokens,
+        is_dropped=drops,
+        keeping=keeping,
     )
+
+
+def _find_keeping_length(lengths: NDArray[np.int64], weights: NDArray[np.float64], percent: int) -> int:
+    """Return a sequence length that this share of documents fits into."""
+    ends = np.cumsum(weights)
+    # A sum of shares may be below their exact sum.
+    index = int(np.searchsorted(ends, percent / 100 * ends[-1] * (1 - 1e-12)))
+    return -(-int(lengths[index]) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:

@@ -82,6 +82,7 @@ from batchloom.sources import (
     RecordBounds,
     SourceListing,
     SourcePart,
+    format_record_name,
     make_bad_record_error,
     prefetch_sources,
 )
@@ -208,6 +209,8 @@ class Examination:
         self._reasons = ReasonCounts()
         # Records of each source before the part that is read next, if everything is read.
         self._records_before: dict[str, int] = {}
+        # Name of the first record with each change that the template makes.
+        self._first_altered: dict[str, str] = {}
         # Bytes of the parts that were read, and characters of the documents of the current one.
         self._bytes_before = self._characters = 0
         self._total_bytes, self._last_report_time = listing.bytes, time.perf_counter()
@@ -314,7 +317,8 @@ class Examination:
         group = self._group_of[parts[0].source.name]
         bad_records: list[tuple[int, BadRecord]] = []
         sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._collect_bad, bad_records))
-        context = replace(self._context, encode_sample=partial(self._encode, group))
+        chat = self._encoder.chat if self._encoder else None
+        context = replace(self._context, encode_sample=partial(self._encode, group), chat_encoder=chat)
         tokenizer = make_unit_tokenizer(parts, context, sink, self._receive)
         prefetched = prefetch_sources(sampled_parts, lambda part: part[0].source) if bounds else sampled_parts
         for number, (part, max_characters) in enumerate(prefetched):
@@ -330,10 +334,17 @@ class Examination:
                 group.fault = group.fault or str(error)
         tokenizer.flush()
         records_before: list[int] = []
-        for part, counts in zip(parts, tokenizer.make_facts().parts, strict=True):
+        facts = tokenizer.make_facts()
+        for part, counts in zip(parts, facts.parts, strict=True):
             group.count_part(counts)
             records_before.append(self._records_before.get(part.source.name, 0))
             self._records_before[part.source.name] = records_before[-1] + counts.records
+        for change, alteration in facts.altered.items():
+            group.altered[change] += alteration.count
+            if change not in self._first_altered:
+                part, before = parts[alteration.part], records_before[alteration.part]
+                record = BadRecord(alteration.record, alteration.offset, None, "", "")
+                self._first_altered[change] = self._name_record(part, before, record)
         bad_records.sort(key=_get_record_position)
         for number, bad in bad_records[: MAX_LISTED - len(self.bad)]:
             self.bad.append(self._make_bad_facts(parts[number], records_before[number], bad))
@@ -364,7 +375,6 @@ class Examination:
                 self.faults.append(str(error))
                 self._encoder = None
             else:
-                group.altered.update({change: len(numbers) for change, numbers in encoded_batch.altered.items()})
                 return encoded_batch
         return encode_nothing(record_parser, documents, weights)
 
@@ -412,6 +422,12 @@ class Examination:
         if len(collected) > _MAX_COLLECTED:
             collected.sort(key=_get_record_position)
             del collected[MAX_LISTED:]
+
+    def _name_record(self, part: SourcePart, before: int, record: BadRecord) -> str:
+        records_before = before if self.sample.complete else self.sample.count_records_before(part)
+        if records_before is None:
+            return f"{part.source.name}, byte {record.offset:,}"
+        return format_record_name(part.source, self.sample.rules, records_before, record)
 
     def _make_bad_facts(self, part: SourcePart, before: int, bad: BadRecord) -> BadFacts:
         source = part.source
@@ -520,7 +536,8 @@ class Examination:
             sentence = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
             (self.faults if strict and rule == "overlong" else self._warnings).append(sentence)
         for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
-            self._warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
+            first = self._first_altered[change]
+            self._warnings.append(f"{change}: {about}{format_count(count, 'record')}, first {first}.")
         if truncated := sum(group.scale_count(group.truncated) for group in groups):
             verb = "is" if truncated == 1 else "are"
             limit = f"{self._recipe.chat.max_tokens:,} tokens"

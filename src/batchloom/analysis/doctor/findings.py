@@ -186,6 +186,9 @@ class PackingFacts:
         steps: steps of an epoch; None without a global batch size.
         global_batch_size: sequences of a step; None if it was not given.
         longer: documents longer than ``seq_len``, which a loader cuts, or drops (not counted here then).
+        longer_tokens: their tokens.
+        is_dropped: whether a loader drops them.
+        keeping: (percent of the documents, ``seq_len`` into which they fit), ascending.
     """
 
     seq_len: int
@@ -196,6 +199,9 @@ class PackingFacts:
     steps: int | None
     global_batch_size: int | None
     longer: int
+    longer_tokens: int
+    is_dropped: bool
+    keeping: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
-from batchloom.preparation.documents import EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
+from batchloom.preparation.documents import ChatEncoder, EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.units import Unit, UnitTask, plan_units
 from batchloom.sources import (
@@ -332,6 +332,11 @@ class SampleContext(UnitEncoder):
     """Context of a unit whose documents are encoded by a function."""
 
     encode_sample: EncodeFunction = encode_nothing
+    chat_encoder: ChatEncoder | None = None
+
+    @property
+    def chat(self) -> ChatEncoder | None:
+        return self.chat_encoder
 
     def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
         return self.encode_sample(record_parser, documents, weights)

@@ -1,4 +1,4 @@
-from .chat_encoding import PlacedMedium as PlacedMedium
+from .chat_encoding import ChatEncoder as ChatEncoder, PlacedMedium as PlacedMedium
 from .conversation_encoder import EncodedBatch as EncodedBatch
 from .document_encoder import (
     DirectEncoder as DirectEncoder,
