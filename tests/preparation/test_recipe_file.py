@@ -478,6 +478,7 @@ def test_every_setting_has_its_key():
     recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "prompts", "carry", "balance_subsets", "follow_links"}
     optional_keys |= {"template_args", "template_date", "tool_format", "tool_arguments", "reasoning"}
     optional_keys |= {"default_system", "train_on_eos", "input_split", "val_from", "encoding", "allow_skipped"}
+    optional_keys |= {"include", "exclude"}
     read_recipe = ReadRecipe(
         ignore=("lang",),
         prompts=True,
@@ -485,6 +486,8 @@ def test_every_setting_has_its_key():
         input_split="test",
         val_from="val",
         encoding="gbk",
+        include=("*.txt",),
+        exclude=("x*",),
         allow_skipped=True,
     )
     chat = ChatRecipe(

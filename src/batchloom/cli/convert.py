@@ -43,6 +43,12 @@ def convert(
         str | None,
         Option(help="Encoding of text, JSON and CSV files: gb18030, cp1252, utf-16.", show_default="utf-8"),
     ] = None,
+    include: Annotated[
+        str | None, Option(help="Globs of the files of folders to read, as prepare takes them.", show_default="all")
+    ] = None,
+    exclude: Annotated[
+        str | None, Option(help="Globs of the files of folders to leave out.", show_default="none")
+    ] = None,
     split_on: Annotated[
         str,
         Option(help="Part of a text file that becomes a row, in the form prepare takes."),
@@ -80,6 +86,8 @@ def convert(
             text_field=text_field,
             input_split=input_split,
             encoding=encoding,
+            include=include or (),
+            exclude=exclude or (),
             split_on=unescape_marker(split_on),
             max_bad=max_bad,
             force=force,

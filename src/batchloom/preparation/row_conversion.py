@@ -32,7 +32,7 @@ from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
+from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path, parse_names
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.sources import (
     PartReader,
@@ -479,6 +479,8 @@ def convert(
     text_field: str | None = None,
     input_split: str | None = None,
     encoding: str | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     split_on: str = "auto",
     max_bad: int | str = "0.1%",
     force: bool = False,
@@ -500,6 +502,8 @@ def convert(
         text_field: the single column that holds the text: rows are ``{"text": ...}``.
         input_split: split of the data sets in folders, archives and on the Hub; see ``ReadRecipe``.
         encoding: encoding of text, JSON and CSV files; None for UTF-8.
+        include: globs of the files of folders and archives to read; see ``ReadRecipe``.
+        exclude: globs of those to leave out.
         split_on: rule that splits a text file into documents; see ``ReadRecipe``.
         max_bad: maximum of unusable records: a number, or a share such as ``"0.1%"``, which
             allows at least 10.
@@ -530,6 +534,8 @@ def convert(
             mapping=dict(mapping or {}),
             input_split=input_split,
             encoding=encoding,
+            include=parse_names(include, "include"),
+            exclude=parse_names(exclude, "exclude"),
             split_on=split_on,
             allow_skipped=allow_skipped,
         ),

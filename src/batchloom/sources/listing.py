@@ -59,6 +59,7 @@ from batchloom.sources.files.part_stream import PartStream, Source, SourceTable,
 from batchloom.sources.formats.format_registry import (
     FORMATS,
     JSON_OBJECT,
+    NOT_SELECTED,
     DeclaredInput,
     DetectedFile,
     FileDetection,
@@ -738,6 +739,8 @@ class _SourceLister:
         """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
         if not stat.S_ISREG(file_status.st_mode):
             self._skipped_counts["special files"] += 1
+        elif not self._declared_input.selects(redact_url(name)):
+            self._skipped_counts[NOT_SELECTED] += 1
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1
         elif archive_kind := detect_archive_by_name(redacted_path := redact_url(path)):

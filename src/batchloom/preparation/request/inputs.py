@@ -565,6 +565,8 @@ def list_inputs(
             val_split=recipe.val_split,
             encoding=normalize_encoding(source.encoding or recipe.reading.encoding or "utf-8"),
             subset=source.subset or "",
+            include=source.include or recipe.reading.include,
+            exclude=source.exclude or recipe.reading.exclude,
         )
         for number, source in enumerate(sources)
     ]

@@ -50,6 +50,8 @@ RecipeReference = Recipe | str | os.PathLike[str]
 _SHORT_FORMS: dict[str, Callable[[Any], object]] = {
     "ignore": parse_names,
     "carry": partial(parse_names, setting="carry"),
+    "include": partial(parse_names, setting="include"),
+    "exclude": partial(parse_names, setting="exclude"),
     "clean": parse_clean_steps,
     "fim": parse_fim,
     "media": parse_media,

@@ -226,8 +226,9 @@ class DatasetEntry(SourceRecipe):
         object.__setattr__(self, "type", _replace_alias(self.type))
         if self.weight is not None and is_positive_number(self.weight):
             object.__setattr__(self, "weight", float(self.weight))
-        ignore: object = self.ignore
-        object.__setattr__(self, "ignore", tuple(ignore) if isinstance(ignore, list) else ignore)
+        for name in ("ignore", "include", "exclude"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])
 
 

@@ -95,6 +95,11 @@ def _find_ignore_problem(ignore: object) -> str:
     return "" if is_list else "is no list of names; give columns or message keys"
 
 
+def _find_globs_problem(globs: object) -> str:
+    is_list = isinstance(globs, tuple) and all(map(is_text, globs))
+    return "" if is_list else "is no list of globs; write *.jsonl,logs/*.txt"
+
+
 def parse_carried(item: str) -> tuple[str, str]:
     """Return the name and the column of an item of ``carry``."""
     name, equals, column = (part.strip() for part in item.partition("="))
@@ -206,6 +211,25 @@ class ReadRecipe:
             shown_default="utf-8",
         ),
     ] = None
+    include: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="Files of folders and archives to read, as globs separated by commas: *.jsonl,logs/*.txt. A glob "
+            "without a slash matches the name, another one the end of the path.",
+            check=_find_globs_problem,
+            option_type=str,
+            shown_default="all",
+        ),
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="Files of folders and archives to leave out, in the form of --include.",
+            check=_find_globs_problem,
+            option_type=str,
+            shown_default="none",
+        ),
+    ] = ()
     allow_skipped: Annotated[
         bool,
         Setting(
@@ -337,6 +361,14 @@ class SourceRecipe:
         str | None,
         Setting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
     ] = None
+    include: Annotated[
+        tuple[str, ...],
+        Setting(help="Globs of its files to read; without any, the recipe's apply.", check=_find_globs_problem),
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...],
+        Setting(help="Globs of its files to leave out; without any, the recipe's apply.", check=_find_globs_problem),
+    ] = ()
     subset: Annotated[
         Literal["train", "val", "test"] | None,
         Setting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
@@ -373,7 +405,8 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
     A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
     names = (
-        *("text_field", "mapping", "ignore", "split", "encoding", "subset", "max_samples", "num_samples"),
+        *("text_field", "mapping", "ignore", "split", "encoding", "include", "exclude", "subset"),
+        *("max_samples", "num_samples"),
         *(("name", "weight") if include_labels else ()),
     )
     plain = []

@@ -489,7 +489,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
         plain["reading"]["clean_files"] = files_fingerprint
     plain["reading"]["encoding"] = normalize_encoding(recipe.reading.encoding or "utf-8")
     # Newer settings are left out at their defaults, so that older recipes stay equal.
-    for name in ("ignore", "prompts", "carry", "input_split", "encoding", "val_from"):
+    for name in ("ignore", "prompts", "carry", "input_split", "encoding", "include", "exclude", "val_from"):
         if not plain["reading"][name]:
             plain["reading"].pop(name)
     # Without it, the same files are read or none.
@@ -716,6 +716,8 @@ class DocumentOptions(TypedDict, total=False):
     input_split: str | None
     val_from: str | None
     encoding: str | None
+    include: str | Sequence[str] | None
+    exclude: str | Sequence[str] | None
     split_on: str | None
     normalize: bool | None
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None

@@ -12,9 +12,10 @@ import io
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, Literal, NoReturn, final, get_args
 
@@ -455,6 +456,10 @@ def _decode_text(start: bytes) -> str | None:
         return None
 
 
+# Count of files that patterns leave out, in the notes of a listing.
+NOT_SELECTED = "by --include or --exclude"
+
+
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
     """Declaration of one input.
@@ -467,6 +472,8 @@ class DeclaredInput:
         val_split: split of its data sets whose documents are the subset ``val``; None for none.
         encoding: encoding of its texts; empty for UTF-8.
         subset: subset of all its documents; empty if their hashes choose.
+        include: patterns of the only files of its folders and archives that are read; empty for all.
+        exclude: patterns of those that are not read.
     """
 
     form: InputFormat | None = None
@@ -476,6 +483,23 @@ class DeclaredInput:
     val_split: SplitRequest | None = None
     encoding: str = ""
     subset: str = ""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def selects(self, name: str) -> bool:
+        """Return whether a file in a folder or archive is read.
+
+        A pattern without a slash matches its name, another one the end of its path; ``*`` also matches slashes.
+        """
+        return (not self.include or _matches(name, self.include)) and not _matches(name, self.exclude)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    file_name = name.rpartition("/")[2]
+    return any(
+        fnmatchcase(f"/{name}", f"*/{pattern}") if "/" in pattern else fnmatchcase(file_name, pattern)
+        for pattern in patterns
+    )
 
 
 def choose_encoding(kind: str, encoding: str) -> str:
@@ -583,6 +607,9 @@ def list_archive_sources(
     """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
+        if not declared.selects(f"{archive.name}/{entry.name}"):
+            skipped_counts[NOT_SELECTED] += 1
+            continue
         verdict = _detect_member_kind(archive, entry, declared.encoding)
         if verdict.kind is None or not verdict.sure:
             skipped_counts[verdict.label] += 1

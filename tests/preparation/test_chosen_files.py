@@ -1,0 +1,88 @@
+"""--include and --exclude choose the files of folders and archives."""
+
+import tarfile
+
+import pytest
+
+import batchloom
+from batchloom import InputError, SettingsError
+from batchloom.cli import run_command_line
+from batchloom.preparation import convert
+
+FILES = {
+    "a.txt": "first",
+    "b.log": "second",
+    "logs/c.txt": "third",
+    "logs/deep/d.txt": "fourth",
+    "logs.txt": "fifth",
+}
+CHOICES = [
+    ({"include": "*.txt"}, {"a.txt", "logs/c.txt", "logs/deep/d.txt", "logs.txt"}),
+    ({"include": "logs/*"}, {"logs/c.txt", "logs/deep/d.txt"}),
+    ({"include": ["*.txt"], "exclude": ["logs/*"]}, {"a.txt", "logs.txt"}),
+    ({"exclude": "*.log, deep/*"}, {"a.txt", "logs/c.txt", "logs.txt"}),
+    ({"exclude": "[ab]*"}, {"logs/c.txt", "logs/deep/d.txt", "logs.txt"}),
+]
+
+
+@pytest.fixture(params=["folder", "tar"])
+def tree(request, tmp_path):
+    for name, text in FILES.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if request.param == "folder":
+        return tmp_path / "tree"
+    with tarfile.open(tmp_path / "tree.tar", "w") as tar:
+        tar.add(tmp_path / "tree", arcname="")
+    return tmp_path / "tree.tar"
+
+
+def list_texts(store):
+    opened = batchloom.open_store(store)
+    return {opened[number].text.removesuffix("<|endoftext|>") for number in range(len(opened))}
+
+
+@pytest.mark.parametrize(("options", "names"), CHOICES)
+def test_files_are_chosen_by_globs(tree, tmp_path, options, names):
+    result = batchloom.prepare(
+        tree, out=tmp_path / "store", tokenizer="bytes", val_fraction=0, workers=1, progress=lambda _: None, **options
+    )
+    assert list_texts(tmp_path / "store") == {FILES[name] for name in names}
+    left_out = len(FILES) - len(names)
+    assert any(f"{left_out} by --include or --exclude" in note for note in result.notes)
+    rows = convert(tree, out=tmp_path / "rows.jsonl", **options)
+    assert rows.rows == len(names)
+    assert batchloom.doctor(tree, tokenizer="bytes", **options).documents == len(names)
+
+
+def test_a_manifest_chooses_files_of_each_data_set(tree, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.yaml").write_text(f"datasets:\n  - path: {tree}\n    include: ['*.log']\n")
+    batchloom.prepare("one.yaml", out="one", tokenizer="bytes", val_fraction=0, workers=1)
+    assert list_texts("one") == {"second"}
+
+
+def test_a_stream_reads_the_chosen_files(tree):
+    stream = batchloom.stream(
+        tree, tokenizer="bytes", seq_len=8, global_batch_size=1, steps=2, include="*.log", workers=0, shuffle=False
+    )
+    batch = next(iter(batchloom.Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)))
+    assert bytes(batch["input_ids"][0][:6].astype("u1")) == b"second"
+
+
+def test_nothing_chosen_and_bad_globs_are_errors(tree, tmp_path, capsys):
+    with pytest.raises(InputError, match="only 5 by --include or --exclude"):
+        batchloom.prepare(tree, out=tmp_path / "s", include="*.md")
+    with pytest.raises(SettingsError, match="include: "):
+        batchloom.prepare(tree, out=tmp_path / "s", include=[1])
+    assert run_command_line(["doctor", str(tree), "--include", "a.*", "--tokenizer", "bytes"]) == 0
+    assert "1 document" in capsys.readouterr().out
+
+
+def test_a_named_file_is_always_read(tree, tmp_path):
+    if tree.is_dir():
+        batchloom.prepare(
+            tree / "b.log", out=tmp_path / "s", tokenizer="bytes", include="*.txt", val_fraction=0, workers=1
+        )
+        assert list_texts(tmp_path / "s") == {"second"}
