@@ -514,3 +514,22 @@ def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
         loader.edit(batchloom.Edit(step=7, seq_len=32))
     loader.edit(batchloom.Edit(step=5, seq_len=32))
     assert [batch["input_ids"].shape[1] for batch in batches] == [64] * 4 + [32] * 25
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("batch_size", "give global_batch_size, the rows of a step over all ranks"),
+        ("sequence_length", "give seq_len"),
+        ("num_workers", "give prefetch, the number of batches that are made ahead"),
+        ("drop_last", "give plan=PlanOptions"),
+        ("uneven", r"give batch=BatchOptions\(uneven=\.\.\.\)"),
+        ("pool_size", r"give plan=PlanOptions\(pool_size=\.\.\.\)"),
+        ("epoch", "did you mean 'epochs'"),
+        ("colour", r"$"),
+    ],
+)
+def test_arguments_of_other_libraries_are_refused_with_the_one_that_is_meant(tmp_path, name, meant):
+    store = write_store(tmp_path / "s", [[1, 256]])
+    with pytest.raises(TypeError, match=rf"Loader\(\) has no argument '{name}'.*{meant}"):
+        batchloom.Loader(store, seq_len=8, global_batch_size=1, **{name: 1})

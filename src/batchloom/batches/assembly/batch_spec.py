@@ -1,11 +1,12 @@
 """Loader settings: data order, form of a batch, distribution of rows, and media."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems
+from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems, suggest
 from batchloom.plan import Mesh, PlanSpec
 from batchloom.plan.order import DATA_PARALLEL, UnevenPolicy
 from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingOptions, list_choice_problems
@@ -217,6 +218,37 @@ class PlanArguments:
             align=options.align,
             group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0) if isinstance(grouped, bool) else grouped,
         )
+
+
+# Settings of a loader by their names in other libraries.
+_OTHER_NAMES = {
+    "batch_size": "global_batch_size, the rows of a step over all ranks",
+    **dict.fromkeys(
+        ("sequence_length", "max_length", "max_seq_length", "max_seq_len", "block_size", "context_length"), "seq_len"
+    ),
+    "num_workers": "prefetch, the number of batches that are made ahead",
+    "prefetch_factor": "prefetch",
+    "drop_last": "plan=PlanOptions(last='drop')",
+    "num_epochs": "epochs",
+    "max_steps": "steps",
+    "pin_memory": "device='cuda'",
+}
+_GROUPS: dict[str, type] = {"plan": PlanOptions, "batch": BatchOptions, "media": MediaOptions}
+
+
+def refuse_other_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError for arguments that a ``Loader`` does not have.
+
+    It names the argument that is meant.
+    """
+    for name in names:
+        grouped = [
+            f"{group}={options.__name__}({name}=...)"
+            for group, options in _GROUPS.items()
+            if name in {field.name for field in fields(options)}
+        ]
+        meant = _OTHER_NAMES.get(name) or next(iter(grouped), "")
+        raise TypeError(f"Loader() has no argument {name!r}{f'; give {meant}' if meant else suggest(name, known)}.")
 
 
 def refuse_other_types(plan: object, batch: object) -> None:

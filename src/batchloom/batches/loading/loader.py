@@ -1,6 +1,7 @@
 """The loader: batches of one rank from a store, mixture, plan or stream."""
 
 import copy
+import inspect
 import os
 import sys
 import threading
@@ -8,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, final
+from typing import Any, Never, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from batchloom.batches.assembly.batch_spec import (
     Output,
     PlanArguments,
     PlanOptions,
+    refuse_other_names,
     refuse_other_types,
 )
 from batchloom.batches.assembly.device import StagedBatch, make_stager
@@ -162,7 +164,9 @@ class Loader:
         batch: BatchOptions = DEFAULT_BATCH_OPTIONS,
         augment: Augment | Mapping[str, Any] | None = None,
         media: MediaOptions = DEFAULT_MEDIA_SPEC,
+        **_: Never,
     ) -> None:
+        refuse_other_names(_, inspect.signature(Loader).parameters)
         refuse_other_types(plan, batch)
         _check_model_calls()
         request = PlanArguments(
