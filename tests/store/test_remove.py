@@ -1,6 +1,7 @@
 """Removal: documents become end tokens until compaction deletes them."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -39,6 +40,21 @@ def write_list(folder, *lines):
     path = folder.parent / "list.txt"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def test_an_older_generation_with_later_removals(store):
+    remove_documents(store, documents_file=write_list(store, "train:3"))
+    append_documents(store, DOCUMENTS[:2])
+    remove_documents(store, documents_file=write_list(store, "train:0", "train:25"))
+    opened = open_store(store, generation=3, removals=5)
+    remote = open_store(f"local://{store}", generation=3, removals=5)
+    assert remote.location.is_remote
+    for kept in (opened, remote, pickle.loads(pickle.dumps(opened))):
+        assert kept.fingerprint == open_store(store, generation=3).fingerprint
+        assert (len(kept), kept.contents.removed.tolist(), kept.masked) == (24, [0, 3], True)
+        assert [kept[number].ids.tolist() for number in (0, 1)] == [[256] * len(DOCUMENTS[0]), DOCUMENTS[1]]
+    with pytest.raises(SettingsError, match="removals: 'x' is not the number of a generation"):
+        open_store(store, removals="x")
 
 
 def test_removed_documents_read_as_end_tokens_without_loss(store):

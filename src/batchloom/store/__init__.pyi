@@ -45,7 +45,11 @@ from .maintain.generations import (
     lock_store as lock_store,
     read_log as read_log,
 )
-from .maintain.removal import compact_store as compact_store, remove_documents as remove_documents
+from .maintain.removal import (
+    compact_store as compact_store,
+    find_listed_documents as find_listed_documents,
+    remove_documents as remove_documents,
+)
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
 from .read.document_walk import (
     find_documents as find_documents,

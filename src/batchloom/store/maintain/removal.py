@@ -7,7 +7,7 @@ the files of older generations.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -161,6 +161,15 @@ class DocumentSelection:
             is_selected[numbers[begin:end] - first] = True
         return np.flatnonzero(is_selected) + first
 
+    def list_numbered(self, other_than: str = "") -> list[str]:
+        """List the lines that number documents, of other subsets than one."""
+        return [
+            f"{subset}:{number}"
+            for subset, numbers in self._sorted_numbers.items()
+            if subset != other_than
+            for number in numbers.tolist()
+        ]
+
     def list_absent(self) -> tuple[str, ...]:
         """List the lines that match no document and no record read, in file order."""
         return tuple(line.text for line in sorted(self._unread | {*self._hashes.values()} - self._matched_lines))
@@ -188,6 +197,39 @@ def _find_sources(manifest: Manifest, patterns: Sequence[str]) -> set[int]:
             )
         selected_sources |= matches
     return selected_sources
+
+
+class ListedDocuments(NamedTuple):
+    """Documents that a list names, ascending by store, and its lines that name none."""
+
+    numbers: dict[str, NDArray[np.int64]]
+    absent: tuple[str, ...]
+
+
+def find_listed_documents(stores: Mapping[str, Store], documents_file: Path) -> ListedDocuments:
+    """Find the documents that a list names, as ``remove_documents`` takes it.
+
+    Raises:
+        InputError: a line has an unknown form, or the number of a document of several stores; or a store does not
+            know where its documents came from.
+    """
+    numbers: dict[str, NDArray[np.int64]] = {}
+    absent: list[tuple[str, ...]] = []
+    for name, store in stores.items():
+        if store.manifest is None:
+            raise InputError(f"{store.location.name} is no store that knows where its documents came from.")
+        selection = DocumentSelection(store.manifest, (), documents_file)
+        if len(stores) > 1 and (numbered := selection.list_numbered()):
+            raise InputError(
+                f"{documents_file} has the line {numbered[0]}, a number in one of {len(stores)} stores: give hashes, "
+                "or sources and records."
+            )
+        numbers[name] = _select_in_store(store, selection)
+        absent.append((*selection.list_absent(), *selection.list_left_out(), *selection.list_numbered(store.split)))
+    return ListedDocuments(
+        {name: found for name, found in numbers.items() if found.size},
+        tuple(line for line in absent[0] if all(line in others for others in absent[1:])),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +327,15 @@ def remove_documents(
     )
 
 
+def _select_in_store(store: Store, selection: DocumentSelection) -> NDArray[np.int64]:
+    return np.concatenate(
+        [
+            selection.select_in_shard(store.split, store.shards.bounds[shard], store.provenance.shard(shard))
+            for shard in range(len(store.shards))
+        ]
+    )
+
+
 _SelectedDocuments = dict[str, tuple[Store, NDArray[np.int64]]]
 
 
@@ -292,11 +343,7 @@ def _select_documents(
     folder: Path, name: str, base: Manifest, selection: DocumentSelection
 ) -> tuple[Store, NDArray[np.int64]]:
     store = open_store(folder, name, generation=base.generation)
-    numbers_by_shard = [
-        selection.select_in_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
-        for shard in range(len(store.shards))
-    ]
-    numbers = np.concatenate(numbers_by_shard)
+    numbers = _select_in_store(store, selection)
     if base.objective == "pairs":
         numbers = np.unique(np.concatenate([numbers & ~1, numbers | 1]))
     return store, numbers

@@ -28,6 +28,7 @@ def open_store(
     split: str = "train",
     *,
     generation: int | None = None,
+    removals: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | None = None,
     verify: VerifyMode | None = None,
@@ -44,6 +45,8 @@ def open_store(
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
         generation: number of a generation, for a store with appended or removed documents; None
             for the newest.
+        removals: number of a later generation: documents that it removed count as removed here, too. Plans and
+            fingerprints stay those of ``generation``.
         cache: cache folder of a remote store, shared by all processes of a node; None:
             ``batchloom/blocks`` in the user's cache folder.
         cache_limit: maximum size of the cache in bytes; None: 50 GB.
@@ -62,7 +65,15 @@ def open_store(
     """
     if media is not None:
         normalize_media_filter(media)
-        store = open_store(path, split, generation=generation, cache=cache, cache_limit=cache_limit, verify=verify)
+        store = open_store(
+            path,
+            split,
+            generation=generation,
+            removals=removals,
+            cache=cache,
+            cache_limit=cache_limit,
+            verify=verify,
+        )
         return filter_by_media(store, media)
     location = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(location, str):
@@ -73,9 +84,12 @@ def open_store(
     if not is_remote:
         refuse_url(path, "The store")
         location = strip_file_scheme(location)
-    problems = []
-    if generation is not None and as_int(generation) is None:
-        problems.append(f"generation: {quote_value(generation)} is not the number of a generation")
+    numbers = {"generation": generation, "removals": removals}
+    problems = [
+        f"{name}: {quote_value(number)} is not the number of a generation"
+        for name, number in numbers.items()
+        if number is not None and as_int(number) is None
+    ]
     if verify is not None and verify not in VERIFY_MODES:
         problems.append(f"verify: {quote_value(verify)} is not one of {', '.join(VERIFY_MODES)}")
     if not is_remote and (cache is not None or cache_limit is not None):
@@ -84,9 +98,18 @@ def open_store(
         problems.append(f"cache_limit: {quote_value(cache_limit)} is not a number of bytes above 0")
     raise_problems(problems)
     if not is_remote:
-        return _open_local(location, split, generation, verify or "off")
-    cache_folder = None if cache is None else _resolve_cache_folder(cache)
-    return _open_remote(location, split, generation, cache_folder, cache_limit or _CACHE_LIMIT, verify or "first-read")
+        store = _open_local(location, split, generation, verify or "off")
+    else:
+        cache_folder = None if cache is None else _resolve_cache_folder(cache)
+        store = _open_remote(
+            location, split, generation, cache_folder, cache_limit or _CACHE_LIMIT, verify or "first-read"
+        )
+    if removals is None or removals == store.location.generation:
+        return store
+    later = open_store(path, split, generation=removals, cache=cache, cache_limit=cache_limit, verify=verify)
+    store.reader.remove(later.contents.removed)
+    location_options = {**store.location.options, "removals": removals}
+    return Store(store.path, store.reader, replace(store.location, options=location_options))
 
 
 def _resolve_cache_folder(cache: object) -> Path:
@@ -113,7 +136,8 @@ def _open_local(path: str, split: str, generation: int | None, verify: VerifyMod
         manifest = read_manifest(folder, generation)
         _refuse_missing_subset(manifest, split, folder)
         options = {"generation": manifest.generation} | ({} if verify == "off" else {"verify": verify})
-        return Store(folder, LocalReader(folder, split, manifest, verify), _locate(str(folder), options))
+        located = replace(_locate(str(folder), options), is_chosen=generation is not None)
+        return Store(folder, LocalReader(folder, split, manifest, verify), located)
     spec = None if is_prefix or is_there else parse_synthetic_spec(path)
     if not is_prefix and spec is None:
         raise make_missing_store_error(Path(path))
@@ -150,7 +174,14 @@ def _open_remote(
         "cache_limit": cache_limit,
         "verify": verify,
     }
-    location = StoreLocation(address=reader.url, name=reader.name, options=options, open=open_store, is_remote=True)
+    location = StoreLocation(
+        address=reader.url,
+        name=reader.name,
+        options=options,
+        open=open_store,
+        is_remote=True,
+        is_chosen=generation is not None,
+    )
     return Store(Path(redact_url(url)), reader, location)
 
 

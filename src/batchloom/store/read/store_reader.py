@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class StoreLocation:
             its credentials.
         name: the address without credentials, for messages.
         options: further arguments of ``open_store``, as plain JSON values.
+        is_chosen: whether the generation was given, not taken as the newest.
         open: the function ``open_store``.
         is_remote: whether the store is behind a URL.
         on_disk: whether the data are in files; False for synthetic data opened by its name.
@@ -54,6 +55,7 @@ class StoreLocation:
     is_remote: bool = False
     on_disk: bool = True
     replicated: bool = False
+    is_chosen: bool = False
 
     @property
     def generation(self) -> int | None:
@@ -260,7 +262,15 @@ class Store:
     def __len__(self) -> int:
         return self.lengths.size
 
-    def __getitem__(self, number: int) -> "StoredDocument":
+    @overload
+    def __getitem__(self, number: int) -> "StoredDocument": ...
+
+    @overload
+    def __getitem__(self, number: slice) -> "list[StoredDocument]": ...
+
+    def __getitem__(self, number: int | slice) -> "StoredDocument | list[StoredDocument]":
+        if isinstance(number, slice):
+            return [self[index] for index in range(*number.indices(len(self)))]
         number = check_index(number, len(self), "document")
         length = int(self.lengths.slice(number, number + 1)[0])
         return StoredDocument(number, self.reader.document(number, length), self)

@@ -122,6 +122,11 @@ class SubsetReader:
         self._flag_files: dict[int, LossMask | LossWeights] = {}
         self._limit = compute_mapped_limit(len(table.locations), 2 + bool(masked) + bool(weighted))
 
+    def remove(self, documents: Ids) -> None:
+        """Serve further documents as removed; numbers beyond the subset are ignored."""
+        self.removed = np.union1d(self.removed, documents[documents < self.lengths.size])
+        self.masked = self.masked or bool(self.removed.size)
+
     def _list_shards_with(self, suffix: str) -> list[int]:
         """Return the shards that have a file of this suffix."""
         shards = self.manifest.subsets[self.split].shards if self.manifest else ()
