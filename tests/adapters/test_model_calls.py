@@ -109,6 +109,8 @@ def test_an_inner_model_is_checked_if_it_is_called_itself(store):
     batch = batchloom.Loader(store, **SIZES)[0]
     with pytest.raises(TrainError, match="LlamaModel"):
         model.model(batch["input_ids"], position_ids=batch["position_ids"])
+    single = batchloom.Loader(store, **SIZES, packing="none")[0]
+    assert model.model(single["input_ids"], position_ids=single["position_ids"])[0].isfinite().all()
 
 
 def test_the_flat_form_is_checked(store):

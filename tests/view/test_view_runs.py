@@ -49,7 +49,7 @@ def opened(page, address):
 def explain_step(run, step):
     """Return the documents of each row of a step of the log."""
     plan, _ = resolve_plan(PlanRequest(checkpoint=run[0], store=str(run[1].path)))
-    return [[span.document for span in sequence.spans] for sequence in batchloom.explain(plan, step - 1)]
+    return [[span.document for span in sequence.spans] for sequence in batchloom.explain(plan, step)]
 
 
 def read_rows(page):
@@ -75,10 +75,10 @@ def write_log(folder, entries, tail="", *, planned=None):
 
 def test_a_click_on_a_point_shows_the_rows_with_the_largest_loss_first(opened, run):
     assert opened.locator("[data-chart] a").count() == STEPS
-    opened.locator("[data-chart] a[data-step='6'] rect").click()
-    opened.wait_for_url("**step=6#step")
-    entry = next(e for e in read_log(run[0] / "log.jsonl") if e["kind"] == "step" and e["step"] == 6)
-    documents, losses = explain_step(run, 6), entry["row_loss"]
+    opened.locator("[data-chart] a[data-step='5'] rect").click()
+    opened.wait_for_url("**step=5#step")
+    entry = next(e for e in read_log(run[0] / "log.jsonl") if e["kind"] == "step" and e["step"] == 5)
+    documents, losses = explain_step(run, 5), entry["row_loss"]
     order = sorted(range(4), key=lambda row: -losses[row])
     assert read_rows(opened) == [(row, documents[row]) for row in order]
     notes = [row.locator(".number").last.inner_text() for row in opened.locator(".ranked .row").all()]
@@ -88,14 +88,15 @@ def test_a_click_on_a_point_shows_the_rows_with_the_largest_loss_first(opened, r
 
 @pytest.mark.slow
 def test_a_step_without_row_losses_shows_its_rows_in_order(opened, address, run):
-    opened.goto(f"{address}/run?step=7")
-    assert read_rows(opened) == list(enumerate(explain_step(run, 7)))
-    assert opened.locator("#step p.soft a").inner_text() in ("6", "8")
+    opened.goto(f"{address}/run?step=0")
+    assert read_rows(opened) == list(enumerate(explain_step(run, 0)))
+    assert opened.locator("#step p.soft a").inner_text() == "1"
+    assert opened.locator("#step a[rel='prev']").count() == 0
 
 
 def test_a_span_opens_its_document_and_the_step_its_packing(opened, address, run):
-    opened.goto(f"{address}/run?step=3")
-    first = explain_step(run, 3)[0][0]
+    opened.goto(f"{address}/run?step=2")
+    first = explain_step(run, 2)[0][0]
     opened.locator("#step").get_by_role("link", name="packing").click()
     opened.wait_for_url("**/packing?step=2")
     assert opened.locator("h1").inner_text().startswith("Step 2 ")
@@ -165,14 +166,24 @@ def test_the_means_of_a_range_include_the_steps_before_it(tmp_path):
     assert re.findall(r'class="spike" href="/run\?[^"]*step=(\d+)#', text) == ["10"]
 
 
-def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run):
-    assert make_pages(ViewSpec(data=[str(run[0])])).first_page == "/run"
+def test_a_run_remembers_its_data(page, run):
     with serving(run[0]) as address:
+        page.goto(f"{address}/run?step=2&token={TOKEN}")
+        assert read_rows(page) == list(enumerate(explain_step(run, 2)))
+
+
+def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run, tmp_path):
+    folder = shutil.copytree(run[0], tmp_path / "run")
+    described = json.loads((folder / "run.json").read_text())
+    del described["data"]["path"]
+    (folder / "run.json").write_text(json.dumps(described))
+    assert make_pages(ViewSpec(data=[str(folder)])).first_page == "/run"
+    with serving(folder) as address:
         page.goto(f"{address}/?token={TOKEN}")
         page.wait_for_url("**/run")
         page.locator("[data-chart] a[data-step='6'] rect").click()
         page.wait_for_url("**step=6#step")
-        remedy = f"Name the data of the run: batchloom view {run[0]} --store STORE."
+        remedy = f"Name the data of the run: batchloom view {folder} --store STORE."
         assert page.locator("#step .error").inner_text() == remedy
         assert page.locator(".ranked").count() == 0
         page.problems.clear()
@@ -215,7 +226,7 @@ def test_the_edits_of_a_log_are_in_the_plan(page, run, tmp_path):
     banned = batchloom.explain(plan, 7)[0].spans[0].document
     edited = plan.edited(Edit(step=6, ban={"data": [banned]}))
     with serving(folder, store=str(run[1].path)) as address:
-        page.goto(f"{address}/run?step=8&token={TOKEN}")
+        page.goto(f"{address}/run?step=7&token={TOKEN}")
         assert "banned" not in page.locator(".ranked").inner_text()
         with (folder / "log.jsonl").open("a") as log:
             log.write(json.dumps({"kind": "edit", "step": 5, "edit": edited.journal[-1]}) + "\n")
@@ -349,36 +360,36 @@ def test_entries_that_no_trainer_writes_are_harmless(tmp_path):
 
 def test_the_curves_follow_a_run_until_it_ends(own_page, tmp_path):
     page = own_page
-    folder = write_log(tmp_path / "run", [{"step": step, "loss": 2.0} for step in range(1, 4)], planned=10)
+    folder = write_log(tmp_path / "run", [{"step": step, "loss": 2.0} for step in range(3)], planned=10)
     points = page.locator("[data-chart] a")
 
-    def train_until(last):
-        """Log steps up to one; let the page ask for them."""
+    def train_until(done):
+        """Log steps until so many are done; let the page ask for them."""
         with (folder / "log.jsonl").open("a") as log:
-            log.writelines(f'{{"kind": "step", "step": {step}, "loss": 3.0}}\n' for step in range(4, last + 1))
+            log.writelines(f'{{"kind": "step", "step": {step}, "loss": 3.0}}\n' for step in range(3, done))
         with page.expect_response("**/run*"):
             page.clock.fast_forward(5_000)
 
     page.clock.install()
     page.set_viewport_size({"width": 1280, "height": 300})
     with serving(folder) as address:
-        page.goto(f"{address}/run?step=3&token={TOKEN}")
+        page.goto(f"{address}/run?step=2&token={TOKEN}")
         page.evaluate("scrollTo(0, 200)")
         train_until(5)
-        page.get_by_role("heading", name="step 5 of 10").wait_for()
+        page.get_by_role("heading", name="5 of 10 steps").wait_for()
         assert points.count() == 5
         assert page.evaluate("scrollY") == 200
-        assert page.locator("[aria-current='true']").get_attribute("data-step") == "3"
-        assert page.locator("#step a[rel='next']").inner_text() == "step 4 →"
+        assert page.locator("[aria-current='true']").get_attribute("data-step") == "2"
+        assert page.locator("#step a[rel='next']").inner_text() == "step 3 →"
         # What the reader uses stays, and has its keys.
         points.nth(3).focus()
         train_until(7)
         page.keyboard.press("ArrowRight")
-        assert page.evaluate("document.activeElement.dataset.step") == "5"
+        assert page.evaluate("document.activeElement.dataset.step") == "4"
         assert points.count() == 5
         page.evaluate("document.activeElement.blur()")
         train_until(10)
-        page.get_by_role("heading", name="step 10 of 10").wait_for()
+        page.get_by_role("heading", name="10 of 10 steps").wait_for()
         assert page.locator("[hx-trigger]").count() == 1
         # The last evaluation may take a minute.
         written = (folder / "log.jsonl").stat().st_mtime - 60
@@ -386,7 +397,7 @@ def test_the_curves_follow_a_run_until_it_ends(own_page, tmp_path):
         train_until(3)
         page.locator("[hx-trigger]").wait_for(state="detached")
         points.nth(6).locator("rect").click()
-        page.wait_for_url("**step=7#step")
+        page.wait_for_url("**step=6#step")
 
 
 def test_a_killed_run_is_not_followed_for_long(tmp_path):
@@ -409,9 +420,9 @@ def test_a_single_step_is_a_point(page, tmp_path):
 
 def test_a_range_without_a_step_names_those_of_the_log(address):
     text = read_page(address, "/run?from=100&to=200")
-    assert f"<small>step {STEPS} of {STEPS}</small>" in text
-    assert f"The log has no step in this range. It has steps 1\N{EN DASH}{STEPS}." in text
-    assert f"The run ends with step {STEPS}." in read_page(address, "/run?step=500")
+    assert f"<small>{STEPS} of {STEPS} steps</small>" in text
+    assert f"The log has no step in this range. It has steps 0\N{EN DASH}{STEPS - 1}." in text
+    assert f"The run ends with step {STEPS - 1}." in read_page(address, "/run?step=500")
 
 
 @pytest.mark.slow

@@ -65,9 +65,7 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
     try:
         if not loader.holds_media:
             _check_sliding_window(model, collator, seq_len)
-        # What is refused is explained below.
-        with allow_model_calls():
-            packed, mixed = measure_isolation(compute_logits, loader, rows)
+        packed, mixed = measure_isolation(compute_logits, loader, rows)
     finally:
         model.train(training)
     if not math.isfinite(packed):
@@ -86,6 +84,7 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
         )
 
 
+@allow_model_calls()  # The caller explains what is measured.
 def measure_isolation(
     compute_logits: Callable[[Batch], Tensor],
     loader: Loader,

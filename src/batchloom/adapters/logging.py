@@ -14,6 +14,8 @@ from batchloom.core.errors import OutputError, StateError
 from batchloom.core.files import replace_file
 from batchloom.core.settings import as_int
 
+# Kinds of entries that are written between two steps.
+_BETWEEN_STEPS = ("start", "edit")
 SendMetrics = Callable[[Mapping[str, float], int], None]
 
 
@@ -121,13 +123,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def truncate_log(path: Path, last_step: int) -> None:
-    """Delete the entries after ``last_step``, which a resumed run writes again.
+def truncate_log(path: Path, done: int) -> None:
+    """Delete the entries after ``done`` steps, which a resumed run writes again.
+
+    What was logged between steps, such as a start or an edit, has the number of the next step.
 
     Raises:
         StateError: the log is damaged, and unchanged.
         OutputError: it cannot be written, and is unchanged.
     """
-    lines = (json.dumps(entry) + "\n" for entry in read_log(path) if entry["step"] <= last_step)
+    lines = (
+        json.dumps(entry) + "\n"
+        for entry in read_log(path)
+        if entry["step"] < done + (entry.get("kind") in _BETWEEN_STEPS)
+    )
     with replace_file(path) as partial_path:
         partial_path.write_text("".join(lines), "utf-8")

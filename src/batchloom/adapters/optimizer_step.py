@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from batchloom.adapters.rank_group import RankGroup
 from batchloom.batches import Batch, find_unknown_id
 from batchloom.core.errors import TrainError
+from batchloom.core.wording import format_count
 
 
 def update_weights(
@@ -54,7 +55,7 @@ def update_weights(
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     norm_value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not (math.isfinite(mean) and math.isfinite(norm_value)):
-        raise make_divergence_error(f"The loss of step {step + 1} is {mean} (gradient norm {norm_value})", optimizer)
+        raise make_divergence_error(f"The loss of step {step} is {mean} (gradient norm {norm_value})", optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return mean, norm_value
@@ -75,7 +76,7 @@ def check_batch_ids(model: nn.Module, batch: Batch) -> None:
         number, rows = unknown_id
         valid_ids = f" (ids 0 to {rows - 1:,})" if rows else ""
         raise TrainError(
-            f"Step {batch.step + 1} of {batch.origin} holds token id {number}, which is outside the model's "
+            f"Step {batch.step} of {batch.origin} holds token id {number}, which is outside the model's "
             f"embedding{valid_ids}. Use the model that the data was prepared for, or enlarge it: "
             "resize_token_embeddings, or for the GPT of batchloom train model.vocab_size in its --config-file."
         )
@@ -93,7 +94,9 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ran
         local_tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         nonfinite_count += (~local_tensor.detach().isfinite()).any().to(ranks.device)
     if ranks.total(nonfinite_count.item())[0]:
-        raise make_divergence_error(f"Weights or moments are not finite after step {steps_done}", optimizer)
+        raise make_divergence_error(
+            f"Weights or moments are not finite after {format_count(steps_done, 'step')}", optimizer
+        )
 
 
 def make_divergence_error(fact: str, optimizer: torch.optim.Optimizer) -> TrainError:

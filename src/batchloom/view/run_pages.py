@@ -74,7 +74,8 @@ class RunPages:
         log = self._log.read()
         first, to = read_number(request, "from", 0), read_number(request, "to", 0)
         smooth, logarithmic = read_number(request, "smooth", 0), request.query_params.get("axis") == "log"
-        selected, last = read_number(request, "step", 0), to or math.inf
+        selected = read_number(request, "step", 0) if request.query_params.get("step") else None
+        last = to or math.inf
         # Numbers of 0 are left out of addresses.
         parameters = {
             "from": first or None,
@@ -93,7 +94,7 @@ class RunPages:
         chart = make_chart(steps, metrics["loss"], means=means, logarithmic=logarithmic, evaluations=evaluations)
         if chart:
             resumed = [step for step in log.starts if chart.first <= step <= chart.last]
-            chart.marks.extend(ChartMark(chart.locate(step), f"resumed after step {step:,}") for step in resumed)
+            chart.marks.extend(ChartMark(chart.locate(step), f"resumed at step {step:,}") for step in resumed)
         charts = [
             (unit, make_chart(steps, metrics[name], small=True))
             for name, unit in (("tokens_per_s", "tokens/s"), ("data_wait", "data wait (share of the time)"))
@@ -120,7 +121,7 @@ class RunPages:
             "newest": int(log.steps[-1]) if len(log.steps) else None,
             "is_growing": is_growing(log),
         }
-        details = self._describe_step(request, log, selected) if selected else {}
+        details = {} if selected is None else self._describe_step(request, log, selected)
         headers = RELOAD_HEADERS if details.get("fault") == COUNTING_NOTE else None
         return respond("run.html.j2", {**values, **details}, headers)
 
@@ -149,13 +150,11 @@ class RunPages:
         if fault := self._target.read_run().fault:
             return {**details, "fault": fault}
         plan = self._target.make_plan(PlanChoice())
-        # Trainers count the steps that are done, and the plan numbers them from 0.
-        number = step - 1
-        if not is_near(plan, number) and not self._target.has_counts(plan):
+        if not is_near(plan, step) and not self._target.has_counts(plan):
             return {**details, "fault": COUNTING_NOTE}
-        if not plan.has_step(number):
-            return {**details, "fault": f"The run ends with step {plan.steps:,}."}
-        return {**details, **_rank_rows(plan, number, losses, start)}
+        if not plan.has_step(step):
+            return {**details, "fault": f"The run ends with step {plan.steps - 1:,}."}
+        return {**details, **_rank_rows(plan, step, losses, start)}
 
 
 def _read_row_losses(entry: Mapping[str, Any]) -> list[float | None]:
@@ -179,7 +178,6 @@ def _rank_rows(plan: Plan, number: int, losses: list[float | None], start: int) 
     known = [loss for loss in losses if loss is not None]
     return {
         "plan": plan,
-        "plan_step": number,
         "size": size,
         "row_mean": sum(known) / len(known) if known else None,
         "ranked": [RankedRow(row, losses[row.sequence.row] if losses else None) for row in drawn],
@@ -214,7 +212,7 @@ def list_step_facts(log: LogView, entry: Mapping[str, Any], index: int) -> list[
 
 def is_growing(log: LogView) -> bool:
     """Return whether the run may still write to its log."""
-    is_finished = log.planned_steps is not None and len(log.steps) > 0 and log.steps[-1] >= log.planned_steps
+    is_finished = log.planned_steps is not None and len(log.steps) > 0 and log.steps[-1] >= log.planned_steps - 1
     return time.time() - log.modified_at < (_LAST_EVALUATION_SECONDS if is_finished else _FOLLOWED_SECONDS)
 
 

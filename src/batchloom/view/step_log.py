@@ -32,13 +32,13 @@ class LogColumns:
     """Content of a log; entry i of each column belongs to ``steps[i]``.
 
     Attributes:
-        steps: steps as the log counts them, ascending.
+        steps: numbers of steps, from 0, ascending.
         metrics: columns by name; NaN where the log has no finite number.
         source_tokens: of a mixture, the tokens of each source.
         offsets: byte offset of the line of each step; empty if lines are not read one by one.
         has_row_losses: 1 where the line holds the loss of each row.
         evaluations: (step, loss) of each evaluation.
-        starts: steps done before each resumed start.
+        starts: first step of each resumed start.
         damaged_lines: numbers of the lines that are not entries.
         edits: entries of the plan's journal that the log records.
         planned_steps: steps of the complete run; None if the log does not say.

@@ -129,7 +129,9 @@ def test_the_state_of_the_hugging_face_trainer(tmp_path):
     folder.mkdir(parents=True)
     TrainerState(log_history=history).save_to_json(str(folder / "trainer_state.json"))
     curve = read_loss_curve(str(tmp_path / "out"))
-    assert (curve.kind, curve.losses, curve.tokens) == ("trainer", (4.5, 4.25), (64.0, 128.0))
+    # The Trainer logs how many steps are done.
+    assert (curve.kind, curve.steps, curve.losses) == ("trainer", (0, 1), (4.5, 4.25))
+    assert curve.tokens == (64.0, 128.0)
 
 
 def test_the_csv_of_lightning(tmp_path):
@@ -144,8 +146,8 @@ def test_the_csv_of_lightning(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_steps_of_lightning_are_counted_from_1(tmp_path):
-    """Step 1 has the loss of the first optimizer step, with both loggers of Lightning."""
+def test_steps_of_lightning_are_counted_from_0(tmp_path):
+    """Step 0 has the loss of the first optimizer step, with both loggers of Lightning."""
     torch = pytest.importorskip("torch")
     lightning = pytest.importorskip("lightning.pytorch")
 
@@ -181,7 +183,7 @@ def test_steps_of_lightning_are_counted_from_1(tmp_path):
     trainer.fit(Counts(), torch.utils.data.DataLoader(torch.arange(1.0, 9.0), batch_size=1))
     for name in ("csv", "events"):
         curve = read_loss_curve(str(tmp_path / name))
-        assert (curve.kind, curve.steps) == ("lightning", (2, 4, 6))
+        assert (curve.kind, curve.steps) == ("lightning", (1, 3, 5))
         assert curve.losses == (2.0, 4.0, 6.0)
     # Metrics that the user logged keep their steps.
     metrics_file = tmp_path / "csv" / "version_0" / "metrics.csv"

@@ -208,7 +208,7 @@ class FSDP2SFTTrainer:
             if steps_done % self.args.logging_steps == 0 or steps_done == self.steps:
                 mean, tokens = sum(loss for loss, _ in window) / len(window), sum(count for _, count in window)
                 step_metrics = {"loss": mean, "tokens": tokens, "grad_norm": norm, "origin": batch.origin}
-                self._log(steps_done, step_metrics | meter.metrics())
+                self._log(batch.step, step_metrics | meter.metrics())
                 window.clear()
             self._save_if_due(steps_done)
         # Keep the process group: save_model and scripts that read the shards need it.

@@ -38,9 +38,6 @@ _EVENT_MAGIC, _EVENT_FILE_PATTERN = b"brain.Event:", "*tfevents*"
 _SYNTHETIC_LABEL = "source=synthetic"
 # The metric of docs/reference/metrics.md.
 _SYNTHETIC_METRIC = "data/synthetic"
-# Lightning adds this column to rows that use its own step count, which is 0 after the first optimizer step; other
-# trainers count 1 there. Rows with a user's own count lack it.
-_EPOCH_COLUMN = "epoch"
 # Log files of a run folder: the first pattern that matches is used, and its newest file.
 _LOG_FILE_PATTERNS = (
     *("log.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.csv"),
@@ -131,8 +128,8 @@ class LossCurve:
     Attributes:
         name: path as it was given.
         kind: source of the log: ``batchloom``, ``jsonl``, ``trainer``, ``lightning``, ``csv`` or ``tensorboard``.
-        steps: steps as the log counts them (Lightning's from 1), ascending; of a step that occurs twice (a resumed
-            run) the later entry is used.
+        steps: steps from 0, ascending. Logs of unknown trainers count as they do. Of a step that occurs twice (a
+            resumed run) the later entry is used.
         losses: loss of each step.
         tokens: cumulative tokens, including each step; None if the run does not record them.
         synthetic: whether the run used synthetic data; None if it does not record that.
@@ -402,14 +399,15 @@ def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | N
 
 
 def _make_curve_from_rows(name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]) -> LossCurve:
-    if kind == "lightning":
-        parts = [[_count_from_one(file, row) for row in rows] for rows in parts]
+    if kind == "trainer":
+        parts = [[_count_from_zero(file, row) for row in rows] for rows in parts]
     return _make_curve(name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts))
 
 
-def _count_from_one(file: Path, row: LogRow) -> LogRow:
-    name = _find_first_name(_STEP_NAMES, row) if _EPOCH_COLUMN in row else None
-    return {**row, name: _parse_step(file, row) + 1} if name else row
+def _count_from_zero(file: Path, row: LogRow) -> LogRow:
+    # The Trainer of transformers logs how many steps are done.
+    name = _find_first_name(_STEP_NAMES, row)
+    return {**row, name: _parse_step(file, row) - 1} if name else row
 
 
 def _make_curve(name: str, kind: str, points: Sequence[LossPoint], *, synthetic: bool | None) -> LossCurve:
