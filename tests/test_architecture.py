@@ -47,7 +47,7 @@ ALLOWED_IMPORTS = {
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"} | {"train"},
     # The trainer uses the metrics of a run and the isolation of packed documents from their public modules, and the
     # type that batchloom.stream returns.
-    "train": {"core", "batchloom", "batches", "adapters", "streaming"},
+    "train": {"core", "batchloom", "batches", "adapters", "streaming", "plan", "store"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters", "batches", "store"},
     "view": {
@@ -337,12 +337,13 @@ ENTRY_POINTS = {
     "analysis/doctor/diagnosis.py": {"doctor"},
     "preparation/row_conversion.py": {"convert"},
     "preparation/prepare_job.py": {"prepare", "prepare_mixture"},
+    "store/read/store_opening.py": {"open_store"},
     "streaming/raw_stream.py": {"stream"},
 }
 
 
 # A recipe is a value with all settings of a job, and a manifest is one flat block of settings.
-MOST_FIELDS = {"Recipe": 14, "ReadRecipe": 14, "SourceRecipe": 14, "DatasetConfig": 13, "DatasetEntry": 15}
+MOST_FIELDS = {"Recipe": 14, "ReadRecipe": 16, "SourceRecipe": 16, "DatasetConfig": 13, "DatasetEntry": 15}
 
 
 def find_oversized_definitions(path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Commands ``explain`` and ``when``."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -219,8 +220,12 @@ def test_a_checkpoint_suffices_to_explain_a_run(folder, capsys):
     assert run_command_line(["when", "s", "--checkpoint", checkpoint, "--document", "3"]) == 0
     text = capsys.readouterr().out
     assert "(past)" in text or "(to come)" in text
-    assert run_command_line(["explain", "--checkpoint", "run", "--step", "3"]) == 2
-    assert "does not hold the path of its data: give the store of the run" in capsys.readouterr().err
+    for run in (["run"], ["--checkpoint", "run"]):
+        assert run_json(capsys, "explain", *run, "--step", "3") == from_checkpoint
+    Path("s").rename("moved")
+    assert run_command_line(["explain", "run", "--step", "3"]) == 1
+    assert f"There is no file or folder {folder / 's'}" in capsys.readouterr().err
+    Path("moved").rename("s")
     assert run_command_line(["explain", "s", "--checkpoint", "run", "--step", "6"]) == 1
     assert "the run has 6" in capsys.readouterr().err
     write_store(folder / "other", [[3] * 9] * 40)

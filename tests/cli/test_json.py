@@ -107,7 +107,10 @@ CASES = {
     "datasets": ([], lambda entries: [entry["name"] for entry in entries]),
     "train": (
         RUN,
-        lambda result: [f"step {result['step']}/2 val loss {result['val_loss']:.4f}", f"{result['path']}/loss.png"],
+        lambda result: [
+            f"step {result['steps'] - 1}/2 val loss {result['val_loss']:.4f}",
+            f"{result['path']}/loss.png",
+        ],
     ),
     "worker": (
         [*("--dataset-type", "store", "--dataset-name", "s", "--num-steps", "1"), *("--device", "cpu", "--out", "w")],

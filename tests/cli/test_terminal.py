@@ -159,7 +159,7 @@ def test_quiet_training_prints_one_line(folder, capfd):
     sizes = ["--seq-len", "64", "--global-batch-size", "2", "--max-iters", "2"]
     assert run_command_line(["train", "--data", "fine", *sizes, "--device", "cpu", "--out", "run", "-q"]) == 0
     output = capfd.readouterr()
-    assert (output.out, output.err) == ("run: step 2\n", "")
+    assert (output.out, output.err) == ("run: 2 steps\n", "")
 
 
 def test_quiet_keeps_errors(folder, capfd):

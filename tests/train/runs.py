@@ -103,15 +103,15 @@ def read_steps(out):
 
 
 def wait_for_step(running, out, step):
-    """Wait until the log of a running process has a step; return its last step."""
+    """Wait until the log of a running process has so many steps; return their number."""
 
     def find_last_step():
         is_alive = running.process.is_alive()
         log = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
         steps = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', log)]
-        if steps and steps[-1] >= step:
-            return steps[-1]
-        assert is_alive, f"the run ended before step {step}: {running.err.read_text()[-2000:]}"
+        if steps and steps[-1] + 1 >= step:
+            return steps[-1] + 1
+        assert is_alive, f"the run ended before {step} steps: {running.err.read_text()[-2000:]}"
         return None
 
-    return wait_until(find_last_step, f"step {step} of {out}")
+    return wait_until(find_last_step, f"{step} steps of {out}")

@@ -44,7 +44,7 @@ def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
         3,
     )
     assert settings["optim"]["lr"] == 0.5
-    assert settings["data"] == {"name": "s", "fingerprint": store.fingerprint}
+    assert settings["data"] == {"name": "s", "path": str(store.path), "fingerprint": store.fingerprint}
     assert "1 rank x 4 passes x 2 rows" in capsys.readouterr().out
 
 
@@ -80,7 +80,7 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     args = ["--data", store.path, "--config-file", config, "--out", out]
     assert train(*args, "--stop-at", 3) == 0
     assert train("--data", store.path, "--out", out, "--resume") == 0
-    assert [step for step, *_ in read_steps(out)] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in read_steps(out)] == [0, 1, 2, 3, 4, 5]
     assert train("--data", store.path, "--out", out, "--resume", "--seq-len", 16) == 1
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
@@ -231,7 +231,7 @@ def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_p
 @pytest.mark.parametrize(
     ("interval", "checkpoint_note"),
     [
-        ("5", "its newest checkpoint is of step "),
+        ("5", "its newest checkpoint has "),
         ("0", "it has no checkpoint yet, so its steps are lost"),
     ],
 )
@@ -249,4 +249,4 @@ def test_ctrl_c_prints_one_message_and_the_run_resumes(store, config, tmp_path, 
     assert not list(out.rglob("*.partial"))
     steps = len(read_steps(out))
     assert train("--data", store.path, "--out", out, "--resume", "--max-iters", steps + 2) == 0
-    assert [step for step, *_ in read_steps(out)] == list(range(1, steps + 3))
+    assert [step for step, *_ in read_steps(out)] == list(range(steps + 2))

@@ -130,8 +130,8 @@ def test_a_damaged_checkpoint_is_refused(store, run, name):
 def test_a_damaged_checkpoint_can_be_deleted(store, run):
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     _, lines = run_training(store, run, SHORT, resume=True)
-    assert "resume from the checkpoint of step 2" in lines
-    assert [step for step, *_ in read_steps(run)] == [1, 2, 3, 4]
+    assert "resume from the checkpoint after 2 steps" in lines
+    assert [step for step, *_ in read_steps(run)] == [0, 1, 2, 3]
 
 
 def test_a_checkpoint_under_another_name(store, run):
@@ -175,7 +175,7 @@ def test_a_damaged_log_can_be_deleted(store, run):
     (run / "log.jsonl").unlink()
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     run_training(store, run, SHORT, resume=True)
-    assert [step for step, *_ in read_steps(run)] == [3, 4]
+    assert [step for step, *_ in read_steps(run)] == [2, 3]
 
 
 def test_a_log_that_lacks_entries_can_be_resumed(store, run):
@@ -183,7 +183,7 @@ def test_a_log_that_lacks_entries_can_be_resumed(store, run):
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join(lines[2:]))
     run_training(store, run, {**SHORT, "steps": 5}, resume=True)
-    assert [step for step, *_ in read_steps(run)] == [2, 3, 4, 5]
+    assert [step for step, *_ in read_steps(run)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -207,4 +207,4 @@ def test_a_run_is_described_by_its_log(store, run):
     assert "holds NoneType" in resume_with_error(store, run)
     (run / "run.json").write_text(json.dumps(starts[-1]["run"]))
     outcome, _ = run_training(store, run, SHORT, resume=True)
-    assert outcome.step == 4
+    assert outcome.steps == 4

@@ -1,10 +1,13 @@
 """Runs on stores whose generations change between start and resume."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from batchloom import Loader, Mixture, open_store
+from batchloom.adapters.logging import read_log
 from batchloom.cli import run_command_line
 from batchloom.store import compact_store, remove_documents
 from batchloom.testing import append_documents
@@ -35,13 +38,123 @@ def test_a_run_resumes_with_the_generation_it_was_begun_on(store, args, tmp_path
     assert train(*args, "--out", reference) == 0
     assert train(*args, "--out", resumed, "--stop-at", 3) == 0
     grow(store)
-    remove_documents(store, sources=["given"])
     capsys.readouterr()
     assert train("--data", store, "--out", resumed, "--resume") == 0
-    output = capsys.readouterr().out
-    assert f"The run was started on generation 1 of {store} and continues with it; the newest is 3." in output
-    assert "150 documents" in output
+    output = capsys.readouterr()
+    assert f"The run was started on generation 1 of {store} and continues with it; the newest is 2." in output.out
+    assert "150 documents" in output.out
+    assert "removed" not in output.err
     assert read_steps(resumed) == read_steps(reference)
+
+
+def take_down(store, numbers):
+    file = store.with_name("takedown.txt")
+    file.write_text("".join(f"train:{number}\n" for number in numbers))
+    remove_documents(store, documents_file=file)
+
+
+def read_trained_counts(out):
+    return [entry["trained"] for entry in read_log(out / "log.jsonl") if entry["kind"] == "step"]
+
+
+def list_trained_counts(store, **options):
+    sizes = {name: BASE_SETTINGS[name] for name in ("seq_len", "global_batch_size")}
+    loader = Loader(open_store(store, **options), **sizes, steps=6)
+    return [loader.trained_tokens(step) for step in range(6)]
+
+
+REMOVED = range(0, 150, 3)
+
+
+def test_documents_removed_since_are_padding_from_the_resume_on(store, args, tmp_path, capsys):
+    out = tmp_path / "run"
+    before = list_trained_counts(store)
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
+    grow(store)
+    take_down(store, REMOVED)
+    after = list_trained_counts(store, generation=1, removals=3)
+    assert sum(after) < sum(before)
+    capsys.readouterr()
+    assert train("--data", store, "--out", out, "--stop-at", 4, "--resume", "--quiet") == 0
+    assert (
+        f"50 documents (1,148 tokens) of {store} were removed since: from here on they are" in capsys.readouterr().err
+    )
+    # Another removal takes effect at the next start.
+    take_down(store, [1, 4, 7])
+    assert train("--data", store, "--out", out, "--resume", "--quiet") == 0
+    assert "53 documents" in capsys.readouterr().err
+    last = list_trained_counts(store, generation=1, removals=4)
+    assert read_trained_counts(out) == [*before[:3], after[3], *last[4:]]
+
+
+def test_removed_documents_are_trained_only_if_their_generation_is_chosen(store, args, tmp_path, capsys):
+    reference, out = tmp_path / "whole", tmp_path / "run"
+    assert train(*args, "--out", reference) == 0
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
+    take_down(store, REMOVED)
+    assert train("--data", store, "--out", out, "--resume", "--generation", 2) == 1
+    assert "The run was started on generation 1 of" in capsys.readouterr().err
+    assert train("--data", store, "--out", out, "--resume", "--generation", 1) == 0
+    assert "removed" not in capsys.readouterr().err
+    assert read_steps(out) == read_steps(reference)
+
+
+def test_removals_of_a_mixture(store, args, tmp_path, capsys):
+    other, mixture = small_store(tmp_path / "other").path, tmp_path / "mixture.yaml"
+    mixture.write_text(f"stores: {{a: {store}, b: {other}}}\nweights: {{a: 1, b: 1}}\n")
+    command = ["--mixture", mixture, *args[2:], "--out", tmp_path / "run"]
+    assert train(*command, "--stop-at", 3) == 0
+    take_down(store, REMOVED)
+    chosen = mixture.with_name("chosen.yaml")
+    chosen.write_text(f"stores: {{a: {{path: {store}, generation: 2}}, b: {other}}}\nweights: {{a: 1, b: 1}}\n")
+    assert train("--mixture", chosen, *command[2:], "--resume") == 1
+    assert f"The run was started on generation 1 of {store}, and generation 2 is given" in capsys.readouterr().err
+    assert train(*command, "--resume") == 0
+    assert "50 documents (1,148 tokens)" in capsys.readouterr().err
+    stores = {"a": open_store(store, generation=1, removals=2), "b": open_store(other)}
+    loader = Loader(Mixture(stores=stores, weights={"a": 1, "b": 1}), seq_len=32, global_batch_size=4, steps=6)
+    assert read_trained_counts(tmp_path / "run")[3:] == [loader.trained_tokens(step) for step in range(3, 6)]
+
+
+def test_a_run_remembers_where_its_data_are(store, args, tmp_path, capsys):
+    other, folder = small_store(tmp_path / "other").path, tmp_path / "run"
+    for data in (args[:2], ["--mixture", f"{store}=0.7,{other}=0.3"]):
+        assert train(*data, *args[2:], "--out", folder, "--stop-at", 3) == 0
+        assert run_command_line(["edit", str(folder), "--at-step", "4", "--skip", "1"]) == 0
+        assert train("--out", folder, "--resume", "--max-iters", 5) == 0
+        assert [step for step, *_ in read_steps(folder)] == [0, 1, 2, 3, 4]
+        assert (
+            run_command_line(["when", str(folder), "--document", "3"] + ["--source", "s"] * (data[0] == "--mixture"))
+            == 0
+        )
+        assert run_command_line(["explain", str(folder), "--step", "3", "--json"]) == 0
+        sequences = json.loads(capsys.readouterr().out.splitlines()[-1])["sequences"]
+        logged = next(
+            entry for entry in read_log(folder / "log.jsonl") if entry["kind"] == "step" and entry["step"] == 3
+        )
+        assert sum(span["stop"] - span["start"] for row in sequences for span in row["spans"]) == logged["tokens"]
+        shutil.rmtree(folder)
+    assert train(*args, "--out", folder, "--stop-at", 3) == 0
+    described = json.loads((folder / "run.json").read_text())
+    del described["data"]["path"]
+    (folder / "run.json").write_text(json.dumps(described))
+    assert train("--out", folder, "--resume") == 2
+    assert "does not say where its data are" in capsys.readouterr().err
+
+
+def test_an_edit_bans_the_documents_of_a_list(store, args, tmp_path, capsys):
+    out, listed = tmp_path / "run", tmp_path / "listed.txt"
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
+    digest = open_store(store).provenance.of(5).hash
+    listed.write_text(f"# a list\ntrain:17\n{digest}\ngiven 9\nnowhere 3\n")
+    command = ["edit", str(out), "--data", str(store), "--at-step", "3", "--documents-file", str(listed)]
+    assert run_command_line([*command, "--ban", "1", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out.splitlines()[-1])["entry"]["ban"] == {"data": [1, 5, 9, 17]}
+    assert "not in the data of the run: nowhere 3" in output.err
+    listed.write_text("nowhere 3\n")
+    assert run_command_line(command) == 1
+    assert "names no document that the run trains" in capsys.readouterr().err
 
 
 def test_a_run_on_a_generation_that_was_compacted_away_is_refused(store, args, tmp_path, capsys):
@@ -65,7 +178,7 @@ def test_a_generation_can_be_asked_for(store, args, tmp_path, capsys):
     assert train(*args, "--out", tmp_path / "old", "--resume") == 0
     # Resuming finds its generation, and refuses another one.
     assert train(*args, "--out", tmp_path / "old", "--resume", "--generation", 2) == 1
-    assert "data.fingerprint was" in capsys.readouterr().err
+    assert "The run was started on generation 1 of" in capsys.readouterr().err
     assert train(*args, "--out", tmp_path / "other", "--generation", 7) == 1
     assert "has no generation 7; it has: 1, 2" in capsys.readouterr().err
 

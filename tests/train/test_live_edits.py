@@ -171,7 +171,7 @@ def test_invalid_edits_are_refused_and_the_run_continues(store, out):
     for path, (edit, _) in zip(paths, INVALID_EDITS, strict=True):
         path.write_text(json.dumps({"edit": edit}))
     outcome, lines = run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
-    assert outcome.step == 5
+    assert outcome.steps == 5
     assert read_journal(out) == []
     for path, (_, message) in zip(paths, INVALID_EDITS, strict=True):
         assert message in json.loads(path.read_text())["refused"]
@@ -315,7 +315,7 @@ def test_a_request_that_is_missing_when_read_is_ignored(tmp_path, store):
     run_training(store, out, {"steps": 4}, stop_at=2)
     (out / "edits").mkdir()
     (out / "edits" / "000001-whatever.json").symlink_to("nowhere")
-    assert run_training(store, out, {"steps": 4}, resume=True)[0].step == 4
+    assert run_training(store, out, {"steps": 4}, resume=True)[0].steps == 4
     assert edit_run(out, store.path, Edit(step=4, skip=1)).number == 1
 
 

@@ -41,7 +41,7 @@ def full_run(store, tmp_path_factory):
 def test_it_learns_and_logs_the_origin_of_the_data(store, full_run):
     out, outcome, lines = full_run
     losses = [loss for _, loss, _, _ in read_steps(out)]
-    assert len(losses) == outcome.step == 80
+    assert len(losses) == outcome.steps == 80
     assert losses[-1] < losses[0] - 2
     assert outcome.val_loss < losses[0] - 2
     entries = read_log(out / "log.jsonl")
@@ -57,7 +57,7 @@ def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, full_run
     _, lines = run_training(store, tmp_path / "run", stop_at=40)
     assert len(read_steps(tmp_path / "run")) == 40
     resumed, lines = run_training(store, tmp_path / "run", resume=True)
-    assert "resume from the checkpoint of step 40" in lines
+    assert "resume from the checkpoint after 40 steps" in lines
     assert read_steps(tmp_path / "run") == read_steps(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
@@ -74,7 +74,7 @@ def test_a_killed_run_repeats_the_steps_after_its_last_checkpoint(store, full_ru
     with (out / "log.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
     _, lines = run_training(store, out, {"save_interval": 30}, resume=True)
-    assert "resume from the checkpoint of step 30" in lines
+    assert "resume from the checkpoint after 30 steps" in lines
     assert "changed   save_interval was 10 and is 30, after 30 steps" in lines
     assert read_steps(out) == read_steps(reference)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
@@ -87,8 +87,8 @@ def test_a_finished_run_trains_no_more_and_draws_its_curve(store, full_run, draw
     out, _, _ = full_run
     before = read_steps(out)
     outcome, lines = run_training(store, out, resume=True)
-    assert outcome.step == 80
-    assert any("Step 80 of 80 is done already" in line for line in lines)
+    assert outcome.steps == 80
+    assert any("80 of 80 steps are done already" in line for line in lines)
     assert read_steps(out) == before
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -96,9 +96,9 @@ def test_a_finished_run_trains_no_more_and_draws_its_curve(store, full_run, draw
 def test_a_run_can_be_made_longer(store, tmp_path):
     run_training(store, tmp_path / "run", {"steps": 4})
     outcome, lines = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
-    assert outcome.step == 6
+    assert outcome.steps == 6
     assert "changed   steps was 4 and is 6, after 4 steps" in lines
-    assert [step for step, *_ in read_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in read_steps(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
     """The learning rate is so high that the first step overflows the weights."""
-    with pytest.raises(TrainError, match=r"not finite after step 1 .*Lower the learning rate \(--lr"):
+    with pytest.raises(TrainError, match=r"not finite after 1 step .*Lower the learning rate \(--lr"):
         run_training(store, tmp_path / "run", {"optim": {"lr": 1e39}, "save_interval": 1})
     assert RunFolder(tmp_path / "run").find_newest_checkpoint() is None
 
@@ -167,7 +167,7 @@ def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
         run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     with torch.no_grad():
         run.model.norm.gain.fill_(math.nan)
-    with pytest.raises(TrainError, match=r"val loss of step 7 is nan .*Lower the learning rate \(--lr"):
+    with pytest.raises(TrainError, match=r"val loss after step 7 is nan .*Lower the learning rate \(--lr"):
         evaluate_val_loss(run, 7)
 
 
@@ -315,7 +315,7 @@ def test_a_bare_prefix_needs_its_vocabulary_stated(store, tmp_path):
     shape = {**BASE_SETTINGS["model"], "vocab_size": 257}
     stated = make_settings({**BASE_SETTINGS, "model": shape}, {}).model
     outcome, _ = run_training(Prefix, tmp_path / "run", {"steps": 2, "model": stated})
-    assert outcome.step == 2
+    assert outcome.steps == 2
     shape = {**BASE_SETTINGS["model"], "vocab_size": 60}
     small = make_settings({**BASE_SETTINGS, "model": shape}, {}).model
     with pytest.raises(TrainError, match="model.vocab_size"):

@@ -101,7 +101,7 @@ def test_resuming_is_the_same_to_the_last_bit(store, llama, full_run, tmp_path):
     moved = shutil.copytree(llama, tmp_path / "moved")
     finetune(store, llama, tmp_path / "run", stop_at=10)
     resumed, lines = finetune(store, moved, tmp_path / "run", resume=True)
-    assert "resume from the checkpoint of step 10" in lines
+    assert "resume from the checkpoint after 10 steps" in lines
     assert read_steps(tmp_path / "run") == read_steps(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
@@ -393,7 +393,7 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
     assert "  trained 5" in capsys.readouterr().out
     # The run records its model.
     assert run_command_line(list(map(str, [*args, "--resume"]))) == 0
-    assert [step for step, *_ in read_steps(out)] == [1, 2, 3, 4]
+    assert [step for step, *_ in read_steps(out)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

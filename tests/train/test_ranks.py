@@ -36,7 +36,7 @@ def test_two_ranks_train_as_one(tmp_path, config):
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
     args += ["--out", out, "--batch-size", 1, "--stop-at", 4]
     printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
-    assert printed.count("step 1/6") == 1
+    assert printed.count("step 0/6") == 1
     assert "2 ranks x 2 passes x 1 row" in printed
 
     run_training(store, single, {"steps": 6})
@@ -63,7 +63,7 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
     printed = run_two_ranks(WORKER, tmp_path, store.path, *args, "--out", out, "--stop-at", 4)
     assert "2 ranks x 2 passes x 2 rows" in printed
-    assert re.search(r"step 1/6 .* imbalance 1\.", printed)
+    assert re.search(r"step 0/6 .* imbalance 1\.", printed)
 
     changes = {"steps": 6, "global_batch_size": 5, "log_row_loss": 2}
     run_training(store, single, changes)
@@ -144,7 +144,7 @@ def test_ctrl_c_prints_one_message_on_the_first_of_two_ranks(tmp_path, endless_c
             rank.send_signal(signal.SIGINT)
         result, other = first.wait(), second.wait()
     assert result.returncode == 130
-    assert result.stderr.strip().startswith(f"Stopped the run in {tmp_path / 'run'}; its newest checkpoint is of step ")
+    assert result.stderr.strip().startswith(f"Stopped the run in {tmp_path / 'run'}; its newest checkpoint has ")
     assert len(result.stderr.strip().splitlines()) == 1
     assert other.returncode != 0
     assert not re.search("Stopped|Traceback", other.stderr)

@@ -30,7 +30,7 @@ def read_row_losses(out):
 def count_trained(store, settings, step):
     """Return the trained tokens of each row of a step of the log."""
     sizes = {name: settings[name] for name in ("seq_len", "global_batch_size", "steps")}
-    batch = batchloom.Loader(store, **sizes, output="numpy")[step - 1]
+    batch = batchloom.Loader(store, **sizes, output="numpy")[step]
     return (batch["labels"] != IGNORE_INDEX).sum(1)
 
 
@@ -45,15 +45,15 @@ def test_row_losses_are_those_of_the_rows_before_the_step(store, tmp_path):
         logits.mT, shift_left(batch["labels"], IGNORE_INDEX), ignore_index=IGNORE_INDEX, reduction="none"
     )
     row_losses = read_row_losses(tmp_path / "run")
-    assert list(row_losses) == [2, 4]
-    assert row_losses[4] == pytest.approx((losses.sum(1) / (batch["labels"] != IGNORE_INDEX).sum(1)).tolist(), rel=1e-5)
+    assert list(row_losses) == [1, 3]
+    assert row_losses[3] == pytest.approx((losses.sum(1) / (batch["labels"] != IGNORE_INDEX).sum(1)).tolist(), rel=1e-5)
 
 
 def test_row_losses_weighted_by_their_tokens_make_the_loss_of_the_step(store, tmp_path):
     run_training(store, tmp_path / "run", {"steps": 6, "log_row_loss": 3, "batch_size": 2})
     losses = {step: loss for step, loss, *_ in read_steps(tmp_path / "run")}
     row_losses = read_row_losses(tmp_path / "run")
-    assert list(row_losses) == [3, 6]
+    assert list(row_losses) == [2, 5]
     for step, rows in row_losses.items():
         trained = count_trained(store, {**BASE_SETTINGS, "steps": 6}, step)
         assert np.average(rows, weights=trained) == pytest.approx(losses[step], rel=1e-5)

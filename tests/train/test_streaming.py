@@ -110,7 +110,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     settings = {**BASE_SETTINGS, "model": {"init": str(tmp_path / "model")}, "steps": 2}
     data = DataRequest(stream=(str(input_file),), options=StreamOptions(workers=1), tokenizer="bytes")
     outcome, printed = start_run(data, tmp_path / "run", settings)
-    assert outcome.step == 2
+    assert outcome.steps == 2
     assert any("do not see each other" in line for line in printed)
 
 

@@ -82,7 +82,7 @@ def test_real_data_is_reported(config, tmp_path, capsys, monkeypatch, path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         f"Loaded real indexed dataset from {path}",
-        "Dataset contains 150 sequences",
+        "Dataset contains 150 documents",
     ]
     assert not any("synthetic" in line for line in lines)
 

@@ -71,7 +71,7 @@ def check_once(store, folder, steps):
         trained_rows += rows
     assert state["position"] == len(trained_rows) == len(set(trained_rows)) < len(store)
     logged = [entry["step"] for entry in read_log(folder / "run" / "log.jsonl") if entry["kind"] == "step"]
-    assert logged == list(range(1, steps + 1))
+    assert logged == list(range(steps))
     return history
 
 
@@ -280,7 +280,7 @@ def test_a_run_is_resumed_and_another_is_refused(tmp_path, capsys):
     assert all("source=synthetic" in line for line in lines)
     assert any(
         line.startswith("worker w1 (rank 0 of 1)  2 sequences of each step (the same on every worker); ")
-        and "effective global batch 2 = 2 local x 1 worker; steps 1 to 2" in line
+        and "effective global batch 2 = 2 local x 1 worker; steps 0 to 1" in line
         for line in lines
     )
     assert any(line.startswith("worker w1 (rank 0 of 1)  2 steps, 128 tokens, ") for line in lines)

@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches import Loader, PlanOptions, RowCosts, read_mixture
+from batchloom.batches import Loader, PlanOptions, RowCosts, open_recorded_data, read_mixture, rebuild_mixture
 from batchloom.batches.loading import (
     MAX_INLINE_POOLS,
     RawStream,
@@ -30,8 +30,6 @@ from batchloom.plan import (
     Plan,
     PlanSpec,
     PlanStore,
-    SourceSpec,
-    Stage,
     check_world,
     deal_balanced,
     deal_contiguous,
@@ -57,6 +55,7 @@ _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 _MAX_WALKED_POOLS = 128
 
 Ints = NDArray[np.int64]
+S = TypeVar("S", bound=PlanStore)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +195,7 @@ def choose_last_step(plan: Plan, done_steps: int | None) -> int | None:
 
 def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
     source_entries = identity["sources"]
-    mixture = identity.get("mixture")
-    if mixture is None:
+    if identity.get("mixture") is None:
         if len(stores) != 1:
             raise StateError(
                 f"The run was on one store ({source_entries[SOURCE]['documents']:,} documents, fingerprint "
@@ -211,19 +209,7 @@ def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]
             f"The run was on a mixture, and no store is given for {prints}; the given stores are "
             f"{', '.join(stores)}. Name every store: --mixture with the run's file, or with the paths of its stores."
         )
-    return Mixture(
-        mixture["weights"],
-        stores=stores,
-        unit=mixture["unit"],
-        temperature=mixture["temperature"],
-        most_epochs=mixture["most_epochs"],
-        exhausted=mixture["exhausted"],
-        sources={
-            name: SourceSpec(**{key: entry[key] for key in ("epochs", "seed", "overlong") if key in entry})
-            for name, entry in source_entries.items()
-        },
-        stages=[Stage(**stage) for stage in mixture["stages"]],
-    )
+    return rebuild_mixture(identity, stores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +217,7 @@ class PlanRequest:
     """Data and settings of a plan to report on.
 
     Attributes:
-        store: a store's folder, a prefix or a name of synthetic data.
+        store: a store's folder, a prefix or a name of synthetic data; or a run's folder.
         mixture: a mixture as ``read_mixture`` accepts it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
         assume: sources that do not exist, as ``parse_assumed_stores`` accepts them.
         checkpoint: a run's folder, a checkpoint's, or a JSON file of a loader's state.
@@ -276,20 +262,20 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint belongs to other stores; names each field that differs.
     """
+    if request.checkpoint is None and request.store is not None and (Path(request.store) / _RUN_FILE).is_file():
+        request = replace(request, store=None, checkpoint=Path(request.store))
     problems = _find_request_problems(request)
     if problems:
         raise SettingsError(problems)
     if request.checkpoint is not None:
+        if (request.checkpoint / _RUN_FILE).is_file() and not any(request.checkpoint.glob("checkpoints/step_*")):
+            return resolve_first_plan(request), None
         saved_position = read_checkpoint(request.checkpoint)
         _check_not_stream(saved_position)
-        data_folder = saved_position.path.parent.parent.parent / _OWN_DATA_KEY
-        if request.store is None and request.mixture is None:
-            # A run that prepares its own data stores it next to its checkpoints.
-            if not data_folder.is_dir():
-                sources = saved_position.state["identity"].get("sources", {})
-                raise _make_missing_data_error(saved_position.path, [name for name in sources if name != SOURCE])
-            request = replace(request, store=str(data_folder))
-        stores = _open_checkpoint_stores(request, saved_position)
+        sources = saved_position.state["identity"].get("sources", {})
+        names = [name for name in sources if name != SOURCE]
+        run_data = _find_run_data(request, saved_position.path.parent.parent.parent, saved_position.path, names)
+        stores = _open_checkpoint_stores(request, run_data, saved_position)
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
     data = _open_request_data(request)
     missing = [
@@ -347,21 +333,18 @@ def resolve_first_plan(request: PlanRequest) -> Plan:
     recorded, order = run.get("data"), run.get("order")
     if not isinstance(recorded, dict) or not isinstance(order, dict):
         raise InputError(f"{folder / _RUN_FILE} does not say which data the run is on. {_SAVED_REMEDY}.")
-    if request.store is None and request.mixture is None:
-        if not (folder / _OWN_DATA_KEY).is_dir():
-            raise _make_missing_data_error(folder, recorded.get("sources", {}))
-        request = replace(request, store=str(folder / _OWN_DATA_KEY))
-    data = _open_request_data(replace(request, checkpoint=None))
-    if isinstance(data, Mixture):
+    found = _find_run_data(request, folder, folder, recorded.get("sources", {}))
+    data: Store | Mixture
+    if isinstance(found, Mixture):
         entries = recorded.get("sources", {})
-        stores = {name: _open_initial_generation(store, entries.get(name)) for name, store in data.stores.items()}
-        data = replace(data, stores=stores)
-    elif request.generation is None:
-        data = _open_initial_generation(data, {"store": recorded.get("fingerprint")})
+        stores = {name: _open_initial_generation(store, entries.get(name)) for name, store in found.stores.items()}
+        data = replace(found, stores=stores)
+    else:
+        data = open_store(found, request.split, generation=request.generation)
+        if request.generation is None:
+            data = _open_initial_generation(data, {"store": recorded.get("fingerprint")})
     settings = {name: run.get(name) for name in ("seq_len", "global_batch_size", "steps", "seed")}
     settings |= {name: order.get(name) for name in ("packing", "overlong", "shuffle")}
-    if not isinstance(data, Store | Mixture):
-        raise InputError("A run has no plan on assumed sources: give its store or mixture.")
     plan = _make_loader_plan(data, settings)
     expected = recorded if "mixture" in recorded else {"sources": {SOURCE: {"store": recorded.get("fingerprint")}}}
     names = [name for name in ("mixture", "sources") if not _includes(plan.identity.get(name), expected.get(name))]
@@ -441,18 +424,33 @@ def parse_weights(text: str, path: str) -> dict[str, float]:
     return weights
 
 
-def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition) -> dict[str, PlanStore]:
+def _find_run_data(request: PlanRequest, folder: Path, path: Path, sources: Collection[str]) -> str | Mixture:
+    """Return the data of a run: as requested, its own, or what it recorded."""
+    if request.mixture is not None:
+        return read_mixture(request.mixture)
+    # A run that prepares its own data stores it next to its checkpoints.
+    if request.store is not None or (folder / _OWN_DATA_KEY).is_dir():
+        return request.store or str(folder / _OWN_DATA_KEY)
+    recorded = _read_json_object(folder / _RUN_FILE).get("data") if (folder / _RUN_FILE).is_file() else None
+    data = open_recorded_data(recorded) if isinstance(recorded, dict) else None
+    if data is None:
+        raise _make_missing_data_error(path, sources)
+    return data
+
+
+def _open_checkpoint_stores(
+    request: PlanRequest, data: str | Mixture, saved_position: SavedPosition
+) -> dict[str, PlanStore]:
     """Open the stores of a checkpoint, in its generations if they are known."""
     source_entries = saved_position.state["identity"].get("sources", {})
-    if request.mixture is not None:
-        stores = read_mixture(request.mixture).stores
-        return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in stores.items()}
+    if isinstance(data, Mixture):
+        return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in data.stores.items()}
     if SOURCE not in source_entries:
         raise InputError(
             f"The run was on a mixture of {', '.join(source_entries)}; one store is given. Give --mixture with the "
             "run's file, or the paths of its stores."
         )
-    store = open_store(request.store or "", request.split, generation=request.generation)
+    store = open_store(data, request.split, generation=request.generation)
     return {
         SOURCE: store if request.generation is not None else _open_initial_generation(store, source_entries[SOURCE])
     }
@@ -470,8 +468,8 @@ def _check_not_stream(saved_position: SavedPosition) -> None:
         )
 
 
-def _open_initial_generation(store: PlanStore, source_entry: Mapping[str, Any] | None) -> PlanStore:
-    """Open a store in the generation a run started on.
+def _open_initial_generation(store: S, source_entry: Mapping[str, Any] | None) -> S:
+    """Open a store in the generation a run started on, without what was removed since.
 
     Returns it unchanged if no generation of it is the one of the run.
     """
@@ -480,7 +478,9 @@ def _open_initial_generation(store: PlanStore, source_entry: Mapping[str, Any] |
     number = store.contents.find_generation(str(source_entry.get("store")))
     if number is None or number == store.location.generation:
         return store
-    return open_store(store.location.address, store.split, **{**store.location.options, "generation": number})
+    options = {**store.location.options, "generation": number, "removals": store.location.generation}
+    opened: S = store.location.open(store.location.address, store.split, **options)
+    return opened
 
 
 @dataclass(frozen=True, slots=True)

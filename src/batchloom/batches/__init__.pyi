@@ -41,6 +41,10 @@ from .masks import (
 )
 from .media.media_stores import PairMediaCollator as PairMediaCollator
 from .metrics import METRICS as METRICS, Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
-from .mixture_file import read_mixture as read_mixture
+from .mixture_file import (
+    open_recorded_data as open_recorded_data,
+    read_mixture as read_mixture,
+    rebuild_mixture as rebuild_mixture,
+)
 from .model_calls import allow_model_calls as allow_model_calls
 from .probe_documents import select_probe_documents as select_probe_documents

@@ -53,6 +53,44 @@ def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
     return _read_mixture_file(Path(text))
 
 
+def rebuild_mixture(identity: Mapping[str, Any], stores: Mapping[str, Any]) -> Mixture:
+    """Return the mixture of a plan's identity, over stores by name."""
+    mixture = identity["mixture"]
+    return Mixture(
+        mixture["weights"],
+        stores=stores,
+        unit=mixture["unit"],
+        temperature=mixture["temperature"],
+        most_epochs=mixture["most_epochs"],
+        exhausted=mixture["exhausted"],
+        sources={
+            name: SourceSpec(**{key: entry[key] for key in ("epochs", "seed", "overlong") if key in entry})
+            for name, entry in identity["sources"].items()
+        },
+        stages=[Stage(**stage) for stage in mixture["stages"]],
+    )
+
+
+def open_recorded_data(data: Mapping[str, Any]) -> str | Mixture | None:
+    """Return the data that a run recorded: the path of a store, or a mixture.
+
+    Args:
+        data: ``data`` of its ``run.json``.
+
+    Returns:
+        The data; None if the run did not record where they are.
+
+    Raises:
+        InputError, StoreError: a store of the mixture cannot be opened.
+    """
+    if "mixture" not in data:
+        return data.get("path")
+    places = data.get("places") or {}
+    if not places or not all(place.get("path") for place in places.values()):
+        return None
+    return rebuild_mixture(data, {name: open_store(place["path"]) for name, place in places.items()})
+
+
 def _parse_inline(text: str) -> Mixture:
     weights: dict[str, float] = {}
     paths: dict[str, str] = {}

@@ -105,10 +105,11 @@ def _has_neighbours(inputs: Mapping[str, Any]) -> bool:
     mask, labels = inputs.get("attention_mask"), inputs.get("labels")
     if mask is not None:
         starts = starts & (mask[:, :-2] != 0)
-    if labels is not None:
-        is_trained = labels[:, 2:] != IGNORE_INDEX
-        starts = starts & is_trained.flip(1).cummax(1).values.flip(1)
-    return bool(starts.any())
+    if labels is None:
+        # The padding behind a single document begins anew, too.
+        return bool((starts.sum(1) > 1).any())
+    is_trained = labels[:, 2:] != IGNORE_INDEX
+    return bool((starts & is_trained.flip(1).cummax(1).values.flip(1)).any())
 
 
 def _find_remedy(trial: "_Trial", form: _CallForm) -> str:

@@ -27,14 +27,17 @@ def edit(
     *,
     at_step: Annotated[
         int,
-        Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
+        Option(help="First step with the change, from 0; checkpoint 40 continues with step 40."),
     ],
     data: Annotated[
-        str | None, Option(help="Store of a run on one store: a folder or a URL. Give it or --mixture.")
+        str | None, Option(help="Store of a run on one store: a folder or a URL.", show_default="the one it recorded")
     ] = None,
     mixture: Annotated[
         str | None,
-        Option(help="Mixture of the run, in the form train takes it; stores may be added."),
+        Option(
+            help="Mixture of the run, in the form train takes it; stores may be added.",
+            show_default="the one it recorded",
+        ),
     ] = None,
     generation: Annotated[
         int | None, Option(help="Generation of the store at --data.", show_default="the one the run started on")
@@ -52,6 +55,13 @@ def edit(
         Option(
             metavar="SOURCE:NUMBERS",
             help="Documents to replace by padding: web:17,18, or 17,18 in a run on one store. Repeatable.",
+        ),
+    ] = None,
+    documents_file: Annotated[
+        Path | None,
+        Option(
+            help="Documents to replace by padding, in the form that remove --documents-file takes: hashes, or sources "
+            "and records; in a run on one store also numbers."
         ),
     ] = None,
     global_batch_size: Annotated[
@@ -72,21 +82,28 @@ def edit(
     """
     require_train_packages()
     with show_load("torch"):
-        from batchloom.train import edit_run, find_run  # noqa: PLC0415 - importing torch takes seconds
+        from batchloom.train import edit_run, find_banned_documents, find_recorded_data, find_run  # noqa: PLC0415 - importing torch takes seconds
 
-    find_run(run)
+    folder = find_run(run)
+    if data is not None and mixture is not None:
+        raise SettingsError(["--data: give either --data or --mixture, what the run was started on"])
+    run_data: Any = data if mixture is None else read_mixture(mixture)
+    if run_data is None:
+        run_data = find_recorded_data(folder)
+    bans = _parse_bans(ban or [])
+    if documents_file is not None:
+        listed = find_banned_documents(run, run_data, documents_file, generation=generation, print_line=print_note)
+        for name, numbers in listed.items():
+            bans.setdefault(name, []).extend(numbers)
     requested_edit = Edit(
         step=at_step,
         weights=None if weights is None else _parse_weights(weights),
         skip=skip,
-        ban=_parse_bans(ban or []),
+        ban=bans,
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         note=note,
     )
-    if (data is None) == (mixture is None):
-        raise SettingsError(["--data: give either --data or --mixture, what the run was started on"])
-    run_data: Any = data if mixture is None else read_mixture(mixture)
     try:
         result = edit_run(
             *(run, run_data, requested_edit),

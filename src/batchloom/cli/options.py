@@ -56,7 +56,7 @@ StorePath = Annotated[
     str | None,
     Argument(
         metavar="STORE",
-        help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data.",
+        help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data; or the folder of a run.",
     ),
 ]
 WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks, to show the part of each.", panel="Plan")]

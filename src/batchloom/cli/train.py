@@ -19,6 +19,7 @@ from batchloom.cli.terminal import is_quiet, parse_bytes, print_escaped, print_j
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import ExitCode
 from batchloom.core.settings import from_plain
+from batchloom.core.wording import format_count
 from batchloom.train import LeaveEvent, TrainRequest, WorkerConfig, require_train_packages
 
 
@@ -39,10 +40,10 @@ def train(*, settings: dict[str, Any], as_json: AsJson = False) -> None:
         if not _is_first_rank():
             return
         if as_json:
-            print_json({"path": request.run_path, "step": result.step, "val_loss": result.val_loss})
+            print_json({"path": request.run_path, "steps": result.steps, "val_loss": result.val_loss})
         elif is_quiet():
             loss = "" if result.val_loss is None else f", val loss {result.val_loss:.4f}"
-            print_escaped(f"{request.run_path}: step {result.step:,}{loss}")
+            print_escaped(f"{request.run_path}: {format_count(result.steps, 'step')}{loss}")
 
 
 @with_settings(WorkerConfig)
@@ -62,7 +63,8 @@ def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | N
     if as_json:
         print_json(report)
     elif is_quiet():
-        print_escaped(f"{config.out}: step {report.step:,}, {report.tokens:,} tokens of {config.worker_id}")
+        steps = format_count(report.step, "step")
+        print_escaped(f"{config.out}: {steps}, {report.tokens:,} tokens of {config.worker_id}")
     if report.finished:
         return None
     # Exit this way even if another worker was signaled: torchrun restarts with the remaining ones.

@@ -15,7 +15,14 @@ from .request import (
     require_train_packages as require_train_packages,
 )
 from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
-from .run_edits import EditResult as EditResult, edit_run as edit_run, find_run as find_run, submit_edit as submit_edit
+from .run_data import find_recorded_data as find_recorded_data
+from .run_edits import (
+    EditResult as EditResult,
+    edit_run as edit_run,
+    find_banned_documents as find_banned_documents,
+    find_run as find_run,
+    submit_edit as submit_edit,
+)
 from .run_folder import (
     RunFolder as RunFolder,
     RunLog as RunLog,

@@ -121,7 +121,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> DemoResult:
     if not val_loss < unigram:
         raise TrainError(
             f"The val loss {val_loss:.3f} is not below the unigram entropy {unigram:.3f} "
-            f"after {outcome.step} steps: give more --steps."
+            f"after {outcome.steps} steps: give more --steps."
         )
     return DemoResult(val_loss, unigram)
 

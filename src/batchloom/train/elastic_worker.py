@@ -117,7 +117,7 @@ def run_worker(
                     if not is_due(step, settings.save_interval):
                         save_run_checkpoint(run, step)
                     log.print_line(
-                        f"A worker leaves: step {step} of {settings.steps} is saved. Continue with the same command."
+                        f"A worker leaves: {step} of {settings.steps} steps are saved. Continue with the same command."
                     )
                     break
         leave.heeded = False
@@ -144,12 +144,12 @@ def _adapt_batch_size(config: WorkerConfig, run: TrainRun, step: int, print_line
     if previous_size != size:
         loader.edit(Edit(step=step, global_batch_size=size, note=format_count(workers, "worker")))
         run.log.print_line(
-            f"workers  {workers} now: from step {step + 1} on a step has {size} sequences instead of {previous_size}"
+            f"workers  {workers} now: from step {step} on a step has {size} sequences instead of {previous_size}"
         )
     share = "the same on every worker" if is_replicated(loader.store) else "on this worker only"
     print_line(
         f"{_describe_worker(config, run.ranks)}  {rows} sequences of each step ({share}); effective global batch "
-        f"{size} = {rows} local x {format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  "
+        f"{size} = {rows} local x {format_count(workers, 'worker')}; steps {step} to {run.settings.steps - 1}  "
         f"{loader.origin}"
     )
 

@@ -31,6 +31,7 @@ from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import to_plain
+from batchloom.core.wording import format_count
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import TrainableModel, make_model_inputs
 from batchloom.train.model.pretrained import (
@@ -67,9 +68,9 @@ class StepResult(NamedTuple):
 
 
 class TrainResult(NamedTuple):
-    """Last completed step, last val loss in nats per token (or None), and the model."""
+    """Steps done, last val loss in nats per token (or None), and the model."""
 
-    step: int
+    steps: int
     val_loss: float | None
     model: TrainableModel
 
@@ -96,7 +97,7 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
                     log.print_line(note)
                 run = set_up_run(source, settings, folder, ranks, log, media=request.data.read_media)
                 result = train(run, resume=request.resume, stop_at=request.stop_at)
-                if isinstance(source, Stream) and result.step >= settings.steps:
+                if isinstance(source, Stream) and result.steps >= settings.steps:
                     finish = partial(finish_stream_store, source, request.data, log.print_line)
                     ranks.run_exclusively(finish if ranks.first else None)
                 return result
@@ -145,7 +146,8 @@ def _describe_interrupted_run(folder: RunFolder) -> str:
     if newest is None:
         progress = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made). Start"
         return f"Stopped the run in {folder.path}; {progress} it again with --resume."
-    progress = f"its newest checkpoint is of step {read_checkpoint_step(newest)}. Continue with the same command and"
+    done = format_count(read_checkpoint_step(newest), "step")
+    progress = f"its newest checkpoint has {done}. Continue with the same command and"
     return f"Stopped the run in {folder.path}; {progress} --resume."
 
 
@@ -185,37 +187,40 @@ def iter_training(
             run.folder.save_edits(run.loader.state_dict())
         if start_step >= last:
             log.print_line(
-                f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
-                "the number of steps."
+                f"{start_step} of {format_count(settings.steps, 'step')} are done already; --max-iters (of a worker "
+                "--num-steps) sets their number."
             )
-        step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
-        yield step
+        done, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
+        yield done
         for batch in islice(meter.over(), max(0, last - start_step)):
-            step = batch.step + 1
-            lr = compute_learning_rate(step, settings.steps, settings.optim)
+            done = batch.step + 1
+            lr = compute_learning_rate(done, settings.steps, settings.optim)
             check_batch_ids(run.model, batch)
-            row_losses = compute_row_losses(run, batch) if is_due(step, settings.log_row_loss) else None
+            row_losses = compute_row_losses(run, batch) if is_due(done, settings.log_row_loss) else None
             loss, norm, trained = run_optimizer_step(run, batch, lr)
             meter.step(batch.step, trained=trained)
             log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter, row_losses)
-            apply_pending_edits(run, inbox, step)
-            is_end = is_last_step(run, step, last)
-            if is_end and step < last:
-                log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
-            if is_end or is_due(step, settings.eval_interval):
-                val_loss = evaluate_val_loss(run, step)
-            if is_end or is_due(step, settings.save_interval):
-                save_run_checkpoint(run, step)
-            yield step
+            apply_pending_edits(run, inbox, done)
+            is_end = is_last_step(run, done, last)
+            if is_end and done < last:
+                log.print_line(f"The sources are exhausted after {done} of {settings.steps} steps; the run ends.")
+            if is_end or is_due(done, settings.eval_interval):
+                val_loss = evaluate_val_loss(run, batch.step)
+            if is_end or is_due(done, settings.save_interval):
+                save_run_checkpoint(run, done)
+            yield done
         finish_run(run)
-        return TrainResult(step, val_loss, run.model)
+        return TrainResult(done, val_loss, run.model)
 
 
-def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
-    """Return the learning rate of a step (from 1): linear warm-up, then a half cosine."""
-    if step <= optim.warmup_steps:
-        return optim.lr * step / optim.warmup_steps
-    progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
+def compute_learning_rate(done: int, steps: int, optim: OptimSettings) -> float:
+    """Return the learning rate of the step with which ``done`` steps are done.
+
+    It rises linearly, then falls as a half cosine.
+    """
+    if done <= optim.warmup_steps:
+        return optim.lr * done / optim.warmup_steps
+    progress = (done - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
     share = optim.final_lr_share
     return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
@@ -259,7 +264,7 @@ def make_autocast(device: torch.device) -> torch.autocast:
 
 
 def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
-    """Return the loss on fixed batches of the val subset; None without one.
+    """Return the loss on fixed batches of the val subset after a step, or None.
 
     Each source of a mixture has its own loss, and they share ``eval_batches``. The result is the loss over all
     tokens. TrainError is raised if it is not finite.
@@ -273,7 +278,7 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
     all_trained = sum(trained for _, trained in loss_sums.values())
     mean_loss = sum(total for total, _ in loss_sums.values()) / max(1.0, all_trained)
     if not math.isfinite(mean_loss):
-        raise make_divergence_error(f"The val loss of step {step} is {mean_loss}", run.optimizer)
+        raise make_divergence_error(f"The val loss after step {step} is {mean_loss}", run.optimizer)
     is_mixture = "" not in run.val
     origin = run.loader.origin if is_mixture else run.val[""].origin
     run.log.val(step, run.settings.steps, mean_loss, origin, losses if is_mixture else {})
@@ -330,7 +335,7 @@ def log_step(
         # With a stream each rank knows only its own rows.
         tokens, filled = run.ranks.total(tokens, filled / run.ranks.world_size)
     entry = {
-        "step": batch.step + 1,
+        "step": batch.step,
         **step_metrics,
         "tokens": int(tokens),
         "trained_share": step_metrics["trained"] / max(tokens, 1),
@@ -351,13 +356,13 @@ def log_step(
     run.log.step(entry, run.settings.steps)
 
 
-def save_run_checkpoint(run: TrainRun, step: int) -> None:
-    check_weights(run.model, run.optimizer, run.ranks, step)
+def save_run_checkpoint(run: TrainRun, done: int) -> None:
+    check_weights(run.model, run.optimizer, run.ranks, done)
     state = run.loader.state_dict()
     if isinstance(run.store, Stream):
         state = run.store.merged(run.ranks.all_gather(state))
     if run.ranks.first:
-        run.folder.save(step, run.model, run.optimizer, state)
+        run.folder.save(done, run.model, run.optimizer, state)
         export_pretrained(run)
     run.ranks.wait()
 

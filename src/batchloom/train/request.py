@@ -226,11 +226,14 @@ class DataRequest:
         folder = self.media.data_folder if self.stream is None else None
         return MediaOptions(folder=folder, replace=self.missing_media_lists)
 
-    def problems(self) -> list[str]:
-        """List the errors of the request, by the names of the options."""
+    def problems(self, *, is_resumed: bool = False) -> list[str]:
+        """List the errors of the request, by the names of the options.
+
+        A run that is resumed remembers its data.
+        """
         problems = _find_exclusive_options(self, *combinations(_SOURCES, 2))
         sources = {name for name in _SOURCES if getattr(self, name) is not None}
-        if not sources:
+        if not sources and not is_resumed:
             problems.append(
                 "--data: missing; give the folder of a store (batchloom prepare makes one), --mixture with several "
                 "stores, --input-file with a file to prepare first, --stream with inputs to read during the "
@@ -287,7 +290,7 @@ class TrainRequest:
     ] = None
 
     def __post_init__(self) -> None:
-        problems = self.data.problems()
+        problems = self.data.problems(is_resumed=self.resume)
         problems += self._find_name_problems()
         if self.stop_at is not None and self.stop_at < 1:
             problems.append(f"--stop-at: {self.stop_at} is not the number of a step, from 1")

@@ -53,7 +53,7 @@ _FIXED_SETTINGS = (
     "data.sources",
 )
 # Locations may change, because fingerprints identify the data and the model.
-_LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
+_LOCATION_SETTINGS = ("data.name", "data.path", "data.generation", "data.places", "model.init")
 # Steps that are searched for a target; usually the first has one.
 _MAX_CHECKED_STEPS = 256
 # Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
@@ -316,7 +316,9 @@ def _describe_run(run: TrainRun) -> dict[str, Any]:
 def _describe_store_location(store: Store | Stream) -> dict[str, Any]:
     if isinstance(store, Stream):
         return {"name": Path(get_data_name(store)).name}
-    location: dict[str, Any] = {"name": store.path.name}
+    # The name of a remote store has no credentials.
+    address = store.location.name if store.location.is_remote else store.location.address
+    location: dict[str, Any] = {"name": store.path.name, "path": address}
     if (store.location.generation or 1) > 1:
         location["generation"] = store.location.generation
     return location
@@ -386,7 +388,7 @@ def _announce_run(run: TrainRun, done: int) -> None:
         f"{ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
-        print_line(f"resume from the checkpoint of step {done}")
+        print_line(f"resume from the checkpoint after {format_count(done, 'step')}")
 
 
 def _count_trained_tokens(loader: Loader) -> int:

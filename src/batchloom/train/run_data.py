@@ -1,6 +1,6 @@
 """Data of a run: a store, a mixture, a stream, or inputs that are prepared first.
 
-A resumed run reads the generation of each store that it was started on.
+A resumed run reads the generation of each store that it was started on, without the documents removed since.
 """
 
 import logging
@@ -15,13 +15,24 @@ from shlex import join, quote
 from types import FrameType, MappingProxyType
 from typing import Any
 
+import numpy as np
+
 import batchloom
 from batchloom import DatasetConfig, Mixture, Store, open_store, stream
 from batchloom.adapters.rank_group import RankGroup
+from batchloom.batches import open_recorded_data
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputError, InputMissingError, StoreMissingError, TrainError
+from batchloom.core.errors import (
+    InputError,
+    InputMissingError,
+    SettingsError,
+    StateError,
+    StoreMissingError,
+    TrainError,
+)
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
+from batchloom.core.wording import format_count
 from batchloom.streaming import Stream
 from batchloom.train.request import DataRequest, TrainRequest, list_given
 from batchloom.train.run_folder import MAX_LISTED, PrintLine, RunFolder, RunLog
@@ -90,7 +101,20 @@ def _prepare_data(
         with _prepare_temporary_store(data.input_file, data, ranks, log) as store:
             yield store
     else:
-        yield data.data or Path()
+        yield data.data or find_recorded_data(folder)
+
+
+def find_recorded_data(folder: RunFolder) -> str | Mixture:
+    """Return the data that a run recorded: the path of a store, or a mixture.
+
+    Raises:
+        SettingsError: it did not record where they are.
+    """
+    recorded = folder.read().get("data")
+    data = open_recorded_data(recorded) if isinstance(recorded, dict) else None
+    if data is None:
+        raise SettingsError([f"--data: missing; the run in {folder.path} does not say where its data are"])
+    return data
 
 
 def describe_order(settings: TrainSettings, *, is_continuation: bool) -> str:
@@ -208,28 +232,26 @@ def open_source(
 ) -> Store | Mixture:
     """Open the data of a run; on ``resume`` at the generations it was started on.
 
-    GenerationError is raised for a generation that was compacted away.
+    Documents that were removed since are padding, unless the user chose the generation.
+
+    Raises:
+        GenerationError: a generation was compacted away.
+        StateError: the user chose another generation than the run was started on.
     """
     source = data if isinstance(data, Mixture) else open_store(data, generation=generation, **open_options)
     recorded = folder.read().get("data") if resume else None
     if isinstance(recorded, dict):
-        if isinstance(source, Mixture):
-            sources, places = recorded.get("sources", {}), recorded.get("places", {})
-            stores = {
-                name: _open_generation(
-                    store,
-                    sources[name].get("store"),
-                    places.get(name, {}).get("generation"),
-                    store.location.name,
-                    ranks,
-                )
-                for name, store in get_stores(source).items()
-                if name in sources
-            }
-            source = replace(source, stores={**source.stores, **stores})
-        elif generation is None:
-            name = source.location.name if source.location.is_remote else data
-            source = _open_generation(source, recorded.get("fingerprint"), recorded.get("generation"), name, ranks)
+        stores = get_stores(source)
+        # Ranks must agree on what is removed, also if a generation is made while they start.
+        newest = ranks.all_gather({name: store.location.generation for name, store in stores.items()})[0]
+        for name, store in stores.items():
+            if (place := _find_recorded_place(recorded, name)) is None:
+                continue
+            opened = stores[name] = _open_recorded_generation(store, *place, newest[name])
+            if opened is not store and ranks.first:
+                is_local = not isinstance(source, Mixture) and not store.location.is_remote
+                _announce_generation(opened, data if is_local else store.location.name, newest[name])
+        source = replace(source, stores={**source.stores, **stores}) if isinstance(source, Mixture) else stores[""]
     if ranks.first:
         _log_stores([*get_stores(source).values()], data)
     return source
@@ -242,28 +264,63 @@ def _log_stores(stores: list[Store], data: Path | str | Mixture) -> None:
     for store in stores[:MAX_LISTED]:
         is_named = isinstance(data, Path) and not store.location.is_remote
         _LOG.info("Loaded real indexed dataset from %s", data if is_named else store.location.name)
-        _LOG.info("Dataset contains %d sequences", len(store))
+        _LOG.info("Dataset contains %d documents", len(store))
     if len(stores) > MAX_LISTED:
         _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
-def _open_generation(store: Store, fingerprint: object, number: Any, name: object, ranks: RankGroup) -> Store:
-    """Open the generation of a store that a run recorded; log one that is not open."""
-    newest = store.location.generation
-    if store.manifest is None or newest is None:
+def _find_recorded_place(recorded: dict[str, Any], name: str) -> tuple[object, Any] | None:
+    """Return fingerprint and generation of a run's store; None for a new source."""
+    if not name:
+        return recorded.get("fingerprint"), recorded.get("generation")
+    source = recorded.get("sources", {}).get(name)
+    return None if source is None else (source.get("store"), recorded.get("places", {}).get(name, {}).get("generation"))
+
+
+def _open_recorded_generation(store: Store, fingerprint: object, number: Any, newest: int | None) -> Store:
+    """Open the generation that a run recorded, without what was removed since.
+
+    A generation that the user chose is read as it is.
+
+    Raises:
+        StateError: the user chose another one.
+    """
+    current = store.location.generation
+    if store.manifest is None or current is None:
         return store
     fingerprints = {entry.number: entry.fingerprints.get(store.split) for entry in store.manifest.all_history}
     if fingerprints.get(number) != fingerprint:
         # The run predates generations, or was started on another copy, so search by fingerprint.
         number = store.contents.find_generation(str(fingerprint))
-    if number is None or number == newest:
+    if number is None or number == current:
         return store
-    older = open_store(store.location.address, store.split, **{**store.location.options, "generation": number})
-    if ranks.first:
-        _LOG.info(
-            "The run was started on generation %d of %s and continues with it; the newest is %d.", number, name, newest
+    if store.location.is_chosen:
+        raise StateError(
+            f"The run was started on generation {number} of {store.location.name}, and generation {current} is given: "
+            "leave it out to continue, or start another run."
         )
-    return older
+    options = {**store.location.options, "generation": number, "removals": newest}
+    opened: Store = store.location.open(store.location.address, store.split, **options)
+    return opened
+
+
+def _announce_generation(store: Store, name: object, newest: int) -> None:
+    """Log that a run continues with an older generation; warn of what was removed."""
+    number, lengths = store.location.generation, store.lengths
+    _LOG.info(
+        "The run was started on generation %d of %s and continues with it; the newest is %d.", number, name, newest
+    )
+    before = open_store(store.location.address, store.split, generation=number).contents.removed
+    documents = np.setdiff1d(store.contents.removed, before)
+    if documents.size:
+        _LOG.warning(
+            "%s (%s tokens) of %s were removed since: from here on they are padding without loss, and all others keep "
+            "their places. Only if you choose generation %d they are trained.",
+            format_count(documents.size, "document"),
+            f"{int(lengths.take(documents).sum()):,}",
+            name,
+            number,
+        )
 
 
 def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:

@@ -18,6 +18,7 @@ from batchloom import Edit, Loader, Mixture
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import (
     BatchloomError,
+    InputError,
     InputMissingError,
     PlanError,
     SettingsError,
@@ -27,11 +28,14 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import describe_missing_path, read_json_object, wrap_os_errors
 from batchloom.core.settings import as_int, to_plain
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
+from batchloom.plan.order import SOURCE
+from batchloom.store import find_listed_documents
 from batchloom.train.request import EDIT_TIMEOUT_S
 from batchloom.train.run import TrainRun, check_edited_plan, check_ranks_agree, describe_mixture, make_loader
-from batchloom.train.run_data import open_source
+from batchloom.train.run_data import get_stores, open_source
 from batchloom.train.run_folder import (
+    MAX_LISTED,
     PrintLine,
     RunFolder,
     is_checkpoint,
@@ -108,6 +112,37 @@ def find_run(run_path: Path) -> RunFolder:
         raise TrainError(f"{run_path} holds no run: {remedy}.")
     folder.read()
     return folder
+
+
+def find_banned_documents(
+    run_path: Path,
+    data: Path | str | Mixture,
+    documents_file: Path,
+    *,
+    generation: int | None = None,
+    print_line: PrintLine = lambda _: None,
+) -> dict[str, list[int]]:
+    """Return the documents of a run that a list names, as the ban of an edit.
+
+    Args:
+        run_path: folder of a run or of a checkpoint.
+        data: data of the run.
+        documents_file: list as :func:`~batchloom.store.remove_documents` takes it.
+        generation: generation of the store; None for the one the run was started on.
+        print_line: function that prints which lines name no document of the run.
+
+    Raises:
+        InputError: a line cannot be understood, or none names a document of the run.
+    """
+    with join_ranks("cpu") as ranks:
+        source = open_source(data, find_run(run_path), ranks, resume=True, generation=generation)
+    listed = find_listed_documents(get_stores(source), documents_file)
+    if listed.absent:
+        print_line(f"not in the data of the run: {format_list(listed.absent, MAX_LISTED)}")
+    if not listed.numbers:
+        raise InputError(f"{documents_file} names no document that the run trains.")
+    print_line(f"{documents_file} names {format_count(sum(map(len, listed.numbers.values())), 'document')} of the run.")
+    return {name or SOURCE: numbers.tolist() for name, numbers in listed.numbers.items()}
 
 
 def edit_run(

@@ -470,7 +470,7 @@ class RunLog:
         """Log a step and print its loss, speed, padding and data wait."""
         self.write({"kind": "step", **entry})
         step = entry["step"]
-        if step % self._print_every == 0 or step in (1, steps):
+        if step % self._print_every == 0 or step == steps - 1:
             uneven = f"  imbalance {entry['imbalance']:.3f}" if "imbalance" in entry else ""
             self.print_line(
                 f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
