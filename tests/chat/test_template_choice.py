@@ -5,6 +5,7 @@ import json
 import pytest
 
 from batchloom.chat import BUILT_IN_TEMPLATES, choose_template
+from batchloom.chat.templates.chat_template import ChatTemplate
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer
@@ -46,6 +47,19 @@ def test_unknown_names_and_missing_files(tmp_path):
         choose_template("chatlm", {}, {}, "t")
     with pytest.raises(InputMissingError, match=r"no template file .*x\.jinja"):
         choose_template(str(tmp_path / "x.jinja"), {}, {}, "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{% for m in messages %}{% endfor %}\n{% break %}", "line 2: break is outside of a loop"),
+        ("{% for m in x %}{% macro f() %}{% continue %}{% endmacro %}{% endfor %}", "continue is outside of a loop"),
+        ("{% for m in x %}{% generation %}{% break %}{% endgeneration %}{% endfor %}", "break is outside of a loop"),
+    ],
+)
+def test_a_break_outside_of_a_loop_is_refused(text, sentence):
+    with pytest.raises(TemplateError, match=sentence):
+        ChatTemplate("t", text, {})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from batchloom.text.steps import CleanFunction
 # CPython sorts runs of combining marks by insertion, in quadratic time: a megabyte of
 # alternating marks takes hours. Sorting a run beforehand is cheap and gives the same NFC.
 _MAX_COMBINING_RUN = 1024
+# Tibetan vowels that are marks only once they are decomposed, which NFC does for good.
+_DECOMPOSED_MARKS = {"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"}
 # Spelled out instead of using unicodedata, so that every Python removes the same characters.
 _LINE_END_CHARACTERS = "\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
 _REMOVED_CHARACTERS = (
@@ -44,6 +46,9 @@ _SAFE_CHARACTERS = (
 def normalize(text: str) -> str:
     r"""Return ``text`` in Unicode NFC, with ``\r\n`` and ``\r`` as ``\n``."""
     if not text.isascii():
+        if len(text) >= _MAX_COMBINING_RUN:
+            for character, marks in _DECOMPOSED_MARKS.items():
+                text = text.replace(character, marks)
         if len(text) >= _MAX_COMBINING_RUN and _has_long_run(text):
             runs = itertools.groupby(text, lambda char: unicodedata.combining(char) != 0)
             text = "".join("".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs)

@@ -437,6 +437,8 @@ class _LimitTransformer(NodeTransformer):
         return node
 
     def visit_Continue(self, node: nodes.Stmt) -> nodes.Node | list[nodes.Node]:  # noqa: N802
+        if not self._loops:
+            raise jinja2.TemplateSyntaxError(f"{type(node).__name__.lower()} is outside of a loop", node.lineno)
         item = self._loops[-1]
         return node if item is None else [_mark_round("_end_round", item), node]
 
@@ -444,7 +446,9 @@ class _LimitTransformer(NodeTransformer):
 
     def visit_Macro(self, node: Any) -> nodes.Node:  # noqa: N802
         """Tick in every round of a loop and every call of a macro or block."""
+        loops, self._loops = self._loops, self._loops if isinstance(node, nodes.For) else []
         self.generic_visit(node)
+        self._loops = loops
         literals = sum(len(part.data) for part in node.find_all(nodes.TemplateData))
         tick = _apply_filter("_tick", nodes.Const(literals).set_lineno(node.lineno))
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
