@@ -120,6 +120,7 @@ def test_a_wrong_parameter_is_named(client, path, message):
 
 def test_static_files_cannot_be_left(client):
     assert client.get("/static/../pages.py").status_code == 404
+    assert client.get("/document/" + "9" * 5_000).status_code == 404
     assert client.get("/static/%2e%2e/pages.py").status_code == 404
 
 

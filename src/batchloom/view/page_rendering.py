@@ -5,11 +5,12 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 from urllib.parse import quote, urlencode
 
 from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -92,6 +93,16 @@ def make_address(path: str, *parameters: Mapping[str, Any]) -> str:
 
 
 _MOST, _MOST_DIGITS = 1 << 40, 13
+
+
+@final
+class _NumberConvertor(IntegerConvertor):
+    """A number in the path of an address, which Python converts without an error."""
+
+    regex = rf"[0-9]{{1,{_MOST_DIGITS}}}"
+
+
+register_url_convertor("number", _NumberConvertor())
 
 
 def respond(
