@@ -190,19 +190,22 @@ static Span get_span(const Spans *spans, int64_t number)
                   spans->starts[number], spans->lengths[number]};
 }
 
-// Returns the index of the first token of a span in its shard.
+// Returns the index of the first token of a span in its shard; any number if the index of the shard is damaged.
 static int64_t find_token(const Span *span)
 {
     int64_t pointer;
     memcpy(&pointer, span->shard->pointers + 8 * span->document, 8);
-    return pointer / SIZES[span->shard->type] + span->start;
+    return (int64_t)((uint64_t)(pointer / SIZES[span->shard->type]) + (uint64_t)span->start);
 }
 
 // Prefetches a span: one byte in every `step`, and the last one. Of longer spans, the processor fetches the rest itself.
 static void prefetch_tokens(const Span *span, int64_t step)
 {
-    int64_t size = SIZES[span->shard->type], bytes = size * span->count;
-    const uint8_t *tokens = span->shard->tokens + size * find_token(span);
+    int64_t size = SIZES[span->shard->type], token = find_token(span);
+    if (token < 0 || token > span->shard->size - span->count)
+        return;
+    int64_t bytes = size * span->count;
+    const uint8_t *tokens = span->shard->tokens + size * token;
     bytes = bytes < MOST_PREFETCHED_BYTES ? bytes : MOST_PREFETCHED_BYTES;
     for (int64_t k = 0; k < bytes; k += step)
         __builtin_prefetch(tokens + k);
@@ -216,7 +219,8 @@ static int64_t fill_span(const Batch *batch, const Span *span, int64_t cell)
     int64_t token = find_token(span), count = span->count, cell_size = batch->wide ? 8 : 4;
     uint32_t length;
     memcpy(&length, shard->lengths + 4 * span->document, 4);
-    if (span->start + count > length || token < 0 || token > shard->size - count)
+    if (span->start < 0 || count > length || span->start > length - count || token < 0 ||
+        token > shard->size - count)
         return -1;
     int64_t highest = FILLERS[shard->type][batch->wide](
         shard->tokens + token * SIZES[shard->type], count, batch->ids + cell_size * cell,
@@ -246,8 +250,9 @@ int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard 
     for (int64_t number = 0; number < count; number++) {
         Span span = get_span(&spans, number);
         prefetch_tokens(&span, PAGE_BYTES);
-        if (span.flags && span.flags->codes)
-            __builtin_prefetch(span.flags->codes + (find_token(&span) >> (span.flags->bits ? 3 : 0)));
+        int64_t token = find_token(&span);
+        if (span.flags && span.flags->codes && token >= 0 && token < span.shard->size)
+            __builtin_prefetch(span.flags->codes + (token >> (span.flags->bits ? 3 : 0)));
     }
     for (int64_t row = 0; row < batch->rows; row++) {
         int64_t cell = row * batch->row_length, end = cell + batch->row_length;
@@ -257,8 +262,10 @@ int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard 
                 prefetch_tokens(&later, LINE_BYTES);
             }
             Span span = get_span(&spans, number);
+            if (span.count < 1 || span.count > end - cell)
+                return -1;
             int64_t aligned = (span.count + batch->align - 1) / batch->align * batch->align;
-            if (span.count < 1 || aligned > end - cell)
+            if (aligned > end - cell)
                 return -1;
             int64_t highest_of_span = fill_span(batch, &span, cell);
             if (highest_of_span < 0)
