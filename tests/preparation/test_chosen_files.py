@@ -86,3 +86,19 @@ def test_a_named_file_is_always_read(tree, tmp_path):
             tree / "b.log", out=tmp_path / "s", tokenizer="bytes", include="*.txt", val_fraction=0, workers=1
         )
         assert list_texts(tmp_path / "s") == {"second"}
+
+
+def test_markup_is_named_with_the_option_that_reads_it(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("a.html", "b.htm", "c.svg", "d.min.js", "e.js", "f.txt"):
+        (tree / name).write_text(f"<p>text of {name}</p>")
+    notes = batchloom.doctor(tree, tokenizer="bytes").notes
+    assert f"HTML with its tags in 2 files of {tree.name}: --clean html keeps the visible text." in notes
+    assert f"SVG drawings in 1 file of {tree.name}: --exclude '*.svg' leaves them out." in notes
+    assert f"Minified code in 1 file of {tree.name}: --exclude '*.min.*' leaves it out." in notes
+    result = batchloom.prepare(
+        tree, out=tmp_path / "s", tokenizer="bytes", clean=["html"], exclude="*.svg,*.min.*", workers=1, val_fraction=0
+    )
+    assert not any("HTML" in note or "SVG" in note or "Minified" in note for note in result.notes)
+    assert list_texts(tmp_path / "s") >= {"text of a.html", "text of b.htm"}

@@ -106,6 +106,12 @@ _SINGULAR = {
     "special files": "special file",
     "stores": "store",
 }
+# Files that are read as text although hardly any of it is language: what they are, and how to read or leave them out.
+_MARKUP = {
+    (".html", ".htm", ".xhtml"): ("HTML with its tags", "--clean html keeps the visible text"),
+    (".svg",): ("SVG drawings", "--exclude '*.svg' leaves them out"),
+    (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
+}
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 # Folders in the cache of huggingface_hub: of a repository, of its revisions, and of one revision.
 _HUB_REPOSITORY = re.compile(r"(.*/(?:datasets|models)--[^/]+)(/snapshots)?")
@@ -346,6 +352,7 @@ class _SourceLister:
         self._longest_window, self._unread = (0, ""), UnreadData(label)
         self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
         self._unread_suffixes: set[str] = set()
+        self._markup: Counter[tuple[str, ...]] = Counter()
         self._folders, self._outside_links = set(), set[str]()
         first = self._input_by_split.setdefault((input_path, split), number)
         if first == number or first not in self._divided:
@@ -486,6 +493,10 @@ class _SourceLister:
             )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
             self._warn(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
+        for suffixes, count in self._markup.items():
+            content, remedy = _MARKUP[suffixes]
+            if content != "HTML with its tags" or self._declared_input.keeps_tags:
+                self._warn(f"{content} in {format_count(count, 'file')} of {label}: {remedy}.")
         if self._unread_suffixes:
             self._warn(
                 f"Files of samples in {label} with these suffixes are not read: "
@@ -810,6 +821,7 @@ class _SourceLister:
             archive, self._declared_input, self._skipped_counts, self._unread.add
         ):
             self._note_other_kind(member_name, detect_kind_by_name(member_name), source.kind)
+            self._count_markup(member_name, source.kind)
             if matches_format(self._declared_input.form, source.kind):
                 self.sources.append(replace(source, input=self._input_number))
             else:
@@ -829,6 +841,10 @@ class _SourceLister:
         detection = FileDetection("webdataset", archive.compression)
         self._append(archive.path, archive.name, file_status, detection, None)
         return True
+
+    def _count_markup(self, name: str, kind: str) -> None:
+        if kind in ("text", "code"):
+            self._markup.update(suffixes for suffixes in _MARKUP if name.endswith(suffixes))
 
     def _note_other_kind(self, name: str, name_detection: FileDetection | None, kind: str) -> None:
         """Note a file that is read as another kind than its name suggests."""
@@ -860,6 +876,7 @@ class _SourceLister:
         if verdict.compression == "zstd" and file_status.st_size >= _SMALL_FILE_BYTES and not is_url(path):
             self._measure_window(path, name)
         name = self._names.make_unique(name)
+        self._count_markup(name, verdict.kind)
         self._has_records |= bool(FORMATS[verdict.kind].method)
         self._note_other_kind(name, name_detection, verdict.kind)
         key = verdict.kind, verdict.compression, get_pinned_revision(path)

@@ -567,6 +567,7 @@ def list_inputs(
             subset=source.subset or "",
             include=source.include or recipe.reading.include,
             exclude=source.exclude or recipe.reading.exclude,
+            keeps_tags=all(step.name != "html" for step in recipe.reading.clean),
         )
         for number, source in enumerate(sources)
     ]

@@ -474,6 +474,7 @@ class DeclaredInput:
         subset: subset of all its documents; empty if their hashes choose.
         include: patterns of the only files of its folders and archives that are read; empty for all.
         exclude: patterns of those that are not read.
+        keeps_tags: whether the tags of web pages become text.
     """
 
     form: InputFormat | None = None
@@ -485,6 +486,7 @@ class DeclaredInput:
     subset: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    keeps_tags: bool = True
 
     def selects(self, name: str) -> bool:
         """Return whether a file in a folder or archive is read.
