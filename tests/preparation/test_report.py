@@ -352,3 +352,4 @@ def test_every_pair_of_sources_has_its_examples_however_many_precede(tmp_path):
         (number, 2999) for number in range(5)
     ]
     assert last_pair.examples[0].words.startswith("a text 2999")
+    assert {(one.dropped_file, one.kept_file) for one in last_pair.examples} == {("c.jsonl", "a.jsonl")}

@@ -238,9 +238,7 @@ class DuplicatePairCounter:
     def add_example(self, dropped_group: int, kept_group: int, example: DuplicateExample) -> None:
         """Add an example if there is room; called in input order, so the first ones stay."""
         if self.needs_example(dropped_group, kept_group):
-            printable_example = DuplicateExample(
-                example.dropped_record, example.kept_record, format_snippet(example.words)
-            )
+            printable_example = msgspec.structs.replace(example, words=format_snippet(example.words))
             self._examples.setdefault((dropped_group, kept_group), []).append(printable_example)
 
     def list_pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
@@ -305,7 +303,7 @@ class DuplicatePairReader:
     def _read_example(self, row: np.void) -> DuplicateExample | None:
         """Read one example; None if the temporary files of either unit are missing."""
         unit, number = self._units[int(row["unit"]) - self._base_file_count], int(row["number"])
-        first, kept_record = int(row["first_unit"]) - self._base_file_count, -1
+        first, kept_record, kept_file = int(row["first_unit"]) - self._base_file_count, -1, ""
         rows = _map_unit_rows(unit)
         if rows is None:
             return None
@@ -316,8 +314,10 @@ class DuplicatePairReader:
             if first_rows is None:
                 return None
             kept_record = int(first_rows["record"][first_number])
+            kept_file = first_unit.unit.parts[int(row["first_part"])].source.name
             words = words or self._read_first_words(first_unit, first_rows, first_number)
-        return DuplicateExample(int(rows["record"][number]), kept_record, words)
+        dropped_file = unit.unit.parts[int(row["part"])].source.name
+        return DuplicateExample(int(rows["record"][number]), kept_record, words, dropped_file, kept_file)
 
     def _read_first_words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
         if rows["seen"][number]:

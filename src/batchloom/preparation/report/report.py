@@ -51,11 +51,16 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class DuplicateExample(msgspec.Struct, frozen=True):
-    """A dropped duplicate: its record, the kept copy's record, and its first words."""
+    """A dropped duplicate and the kept copy: record and file of each, and first words.
+
+    The file of a copy that an earlier generation of the store has is empty.
+    """
 
     dropped_record: int
     kept_record: int
     words: str = ""
+    dropped_file: str = ""
+    kept_file: str = ""
 
 
 class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
