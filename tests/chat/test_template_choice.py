@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from batchloom.chat import BUILT_IN_TEMPLATES, choose_template
-from batchloom.chat.templates.chat_template import ChatTemplate
+from batchloom.chat import BUILT_IN_TEMPLATES, ChatTemplate, choose_template
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer

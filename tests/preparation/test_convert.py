@@ -16,6 +16,7 @@ from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import (
     InputMissingError,
+    OutputError,
     RecordError,
     SchemaError,
     StoreConflictError,
@@ -188,6 +189,22 @@ def test_bad_records_are_quarantined_within_the_budget(tmp_path, out):
     write_rows(tmp_path / "good.jsonl", {"v": 3})
     convert(tmp_path / "good.jsonl", out=tmp_path / out, force=True)
     assert sorted(os.listdir(tmp_path)) == sorted(["a.jsonl", "good.jsonl", out])
+
+
+def test_a_command_killed_between_quarantine_and_output_is_repeated(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"v": 1}\nx\n')
+    result = convert(tmp_path / "a.jsonl", out=tmp_path / "b.jsonl")
+    result.path.unlink()
+    assert convert(tmp_path / "a.jsonl", out=tmp_path / "b.jsonl").quarantined == 1
+
+
+def test_a_link_at_the_partial_name_is_not_followed(tmp_path):
+    write_rows(tmp_path / "a.jsonl", {"v": 1})
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "b.jsonl.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(OutputError, match="b.jsonl.partial is a symbolic link: delete it"):
+        convert(tmp_path / "a.jsonl", out=tmp_path / "b.jsonl")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_columns_are_renamed_chosen_and_ordered(tmp_path):

@@ -547,9 +547,9 @@ def convert(
     if not is_bool(force):
         problems.append(f"force: {quote_value(force)} is neither True nor False")
     raise_problems(problems)
-    for path in (target.path, target.quarantine):
-        if not force and path is not None and os.path.lexists(path):
-            raise StoreConflictError(f"{path} already exists; choose another --out, or replace it with --force.")
+    # A quarantine without its output is the remainder of a command that was killed.
+    if not force and target.path is not None and os.path.lexists(target.path):
+        raise StoreConflictError(f"{target.path} already exists; choose another --out, or replace it with --force.")
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, ReadLimits())
     listing = _list_conversion_inputs(recipe, target, hear)

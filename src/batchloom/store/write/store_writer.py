@@ -12,6 +12,7 @@ import xxhash
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from batchloom.core.errors import OutputError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.store.format.layout import (
@@ -137,7 +138,11 @@ class AtomicFile(io.RawIOBase):
 
     def _open(self) -> Any:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._partial_path.open("ab")
+        # A link that somebody left there would lead the bytes elsewhere.
+        if self._partial_path.is_symlink():
+            raise OutputError(f"{self._partial_path} is a symbolic link: delete it, or choose another --out.")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        file = os.fdopen(os.open(self._partial_path, flags, 0o666), "ab")
         try:
             lock_exclusively(
                 file.fileno(),
