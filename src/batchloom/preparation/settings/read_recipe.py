@@ -20,7 +20,7 @@ from batchloom.core.settings import (
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain
 from batchloom.sources import SPLIT_PROBLEM, DeclaredInput, ReadLimits, ReadRules, parse_split
 from batchloom.sources.formats import SPLIT_WORDS, InputFormat
-from batchloom.text import CleanStep, find_clean_problems
+from batchloom.text import KNOWN_STEPS, CleanStep, find_clean_problems
 
 _SENTINELS = ("prefix", "suffix", "middle")
 _MAX_SEED = (1 << 128) - 1
@@ -264,7 +264,8 @@ class ReadRecipe:
     clean: Annotated[
         tuple[CleanStep, ...],
         Setting(
-            help="Cleaning steps, in order, separated by commas. none removes those of a recipe.",
+            help=f"Cleaning steps, in order, separated by commas: {', '.join(KNOWN_STEPS)}. none removes those of a "
+            "recipe.",
             check=lambda _: "",
             option_type=list,
             metavar="NAMES",
