@@ -7,6 +7,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
+from batchloom.core.errors import SchemaError
 from batchloom.preparation import convert
 
 FILES = {
@@ -102,3 +103,54 @@ def test_markup_is_named_with_the_option_that_reads_it(tmp_path):
     )
     assert not any("HTML" in note or "SVG" in note or "Minified" in note for note in result.notes)
     assert list_texts(tmp_path / "s") >= {"text of a.html", "text of b.htm"}
+
+
+@pytest.fixture
+def rows_and_a_table(tmp_path):
+    """A folder with 150 files of texts, and a table without any."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for number in range(150):
+        (folder / f"{number}.jsonl").write_text(f'{{"text": "document {number}"}}\n')
+    (folder / "x.csv").write_text("x,y\n1,2\n")
+    return folder
+
+
+PREPARE = {"tokenizer": "bytes", "workers": 1, "progress": lambda _: None}
+
+
+def test_a_table_that_fits_no_schema_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert result.counts.documents == 150
+    left_out = "Left out of mixed: 1 file whose records fit no schema, first mixed/x.csv: no schema fits"
+    assert any(note.startswith(left_out) for note in result.notes)
+    assert batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE).already_done
+    (rows_and_a_table / "new.jsonl").write_text('{"text": "a new one"}\n')
+    appended = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", append=True, **PREPARE)
+    assert (appended.counts.documents, appended.in_all[0]) == (1, 151)
+    diagnosis = batchloom.doctor(rows_and_a_table, tokenizer="bytes")
+    assert diagnosis.sound
+    assert any(warning.startswith(left_out) for warning in diagnosis.warnings)
+
+
+def test_many_tables_that_fit_no_schema_are_an_error(rows_and_a_table, tmp_path):
+    (rows_and_a_table / "y.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(SchemaError, match=r"mixed/x\.csv: no schema fits.*--allow-skipped leaves such files out"):
+        batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert not batchloom.doctor(rows_and_a_table, tokenizer="bytes").sound
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", allow_skipped=True, **PREPARE)
+    assert result.counts.documents == 150
+    assert batchloom.doctor(rows_and_a_table, tokenizer="bytes", allow_skipped=True).sound
+
+
+def test_a_named_table_that_fits_no_schema_is_an_error(rows_and_a_table, tmp_path):
+    with pytest.raises(SchemaError, match="no schema fits"):
+        batchloom.prepare([rows_and_a_table / "0.jsonl", rows_and_a_table / "x.csv"], out=tmp_path / "s", **PREPARE)
+
+
+def test_the_default_tokenizer_is_named(tree, tmp_path, caplog):
+    batchloom.prepare(tree, out=tmp_path / "s", workers=1)
+    assert "The tokenizer is gpt2, the default (tokenizer=)." in caplog.messages
+    caplog.clear()
+    batchloom.prepare(tree, out=tmp_path / "t", workers=1, tokenizer="gpt2")
+    assert not any("tokenizer" in message for message in caplog.messages)

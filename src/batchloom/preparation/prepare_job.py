@@ -29,7 +29,7 @@ from batchloom.preparation.report.progress import (
     log_note,
 )
 from batchloom.preparation.report.report import read_report
-from batchloom.preparation.request.inputs import InputArgument, list_inputs
+from batchloom.preparation.request.inputs import InputArgument, default_tokenizer, list_inputs
 from batchloom.preparation.request.recipe_choice import (
     PrepareRequest,
     RecipeReference,
@@ -101,6 +101,9 @@ def prepare(
     request = build_request(inputs, recipe_options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
+    default = default_tokenizer(request.recipe.reading)
+    if progress is None and recipe is None and "tokenizer" not in options and request.recipe.tokenizer == default:
+        log_note(Note(f"The tokenizer is {default}, the default (tokenizer=)."))
     return run_request(request, folder, progress or log_note, settings)
 
 

@@ -16,7 +16,7 @@ from typing import final
 import msgspec
 
 from batchloom.core.addresses import is_url, redact_url
-from batchloom.core.errors import InputError, StoreConflictError, TooManyBadRecordsError
+from batchloom.core.errors import InputError, SchemaError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import measure_peak_memory, pause_gc
@@ -79,6 +79,7 @@ from batchloom.preparation.report.report import (
     encode_report,
     write_report_page,
 )
+from batchloom.preparation.request.inputs import is_named, leave_out_unfit
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (
@@ -92,7 +93,7 @@ from batchloom.preparation.rerun import (
 )
 from batchloom.preparation.settings.clean_recipe import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
-from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, count_allowed_bad
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, count_allowed_bad
 from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
@@ -115,7 +116,7 @@ from batchloom.preparation.workers.machine_limits import compute_worker_count, c
 from batchloom.preparation.workers.process_pool import ProcessPool
 from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 from batchloom.sources import SourceListing, prefetch_sources
-from batchloom.sources.files import Spool
+from batchloom.sources.files import Source, Spool
 from batchloom.sources.formats import choose_read_method
 from batchloom.store import (
     PAGE_NAME,
@@ -148,6 +149,47 @@ def make_store(
 
     ``report`` is that of the existing store.
     """
+    try:
+        return _make_listed(request, out, listing, spool, settings, log, report)
+    except _UnfitSourcesError as error:
+        unfit = error.unfit
+    except StoreConflictError:
+        # A finished store lacks what was left out when it was made.
+        unfit = _find_unfit(listing.sources, RecordParsers(request.recipe, settings.limits), request.recipe)
+        if not unfit:
+            raise
+    fitting = leave_out_unfit(listing, unfit, request.recipe)
+    return _make_listed(request, out, fitting, spool, settings, log, report)
+
+
+def _find_unfit(
+    sources: Sequence[Source], record_parsers: RecordParsers, recipe: Recipe
+) -> list[tuple[Source, SchemaError]]:
+    """Return the files of folders and archives whose records fit no schema.
+
+    Raises:
+        SchemaError: a file that an input names fits none.
+    """
+    unfit = []
+    for source in prefetch_sources(sources, lambda item: item):
+        try:
+            record_parsers.get_parser(source)
+        except SchemaError as error:
+            if is_named(source, recipe):
+                raise
+            unfit.append((source, error))
+    return unfit
+
+
+def _make_listed(
+    request: PrepareRequest,
+    out: Path,
+    listing: SourceListing,
+    spool: Spool,
+    settings: RunSettings,
+    log: PrepareLog,
+    report: PrepareReport | None,
+) -> PrepareResult:
     base = read_base_manifest(out) if settings.append else None
     if base is not None:
         return _append_generation(request, out, listing, spool, settings, log, base)
@@ -224,6 +266,14 @@ def _find_finished_job(
     return make_result(out, manifest, engine_note=note, seconds=log.elapsed, already_done=True)
 
 
+class _UnfitSourcesError(InputError):
+    """Files of folders and archives whose records fit no schema, each with its error."""
+
+    def __init__(self, unfit: Sequence[tuple[Source, SchemaError]]) -> None:
+        super().__init__(str(unfit[0][1]))
+        self.unfit = unfit
+
+
 @final
 class PrepareRun:
     """One run of a recipe in its work folder; ``base`` is the store to append to."""
@@ -289,7 +339,9 @@ class PrepareRun:
         names: dict[str, list[str]] = {}
         repeat_unit = self._recipe.dedup.repeat_unit
         other_names: list[str] = []
-        for source in prefetch_sources(self._listing.sources, lambda item: item):
+        if unfit := _find_unfit(self._listing.sources, self._record_parsers, self._recipe):
+            raise _UnfitSourcesError(unfit)
+        for source in self._listing.sources:
             record_parser = self._record_parsers.get_parser(source)
             if record_parser.record_kind != "text":
                 other_names.append(source.name)

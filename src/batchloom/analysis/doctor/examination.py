@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -67,7 +68,7 @@ from batchloom.preparation.documents import (
 )
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.report import Listener
-from batchloom.preparation.request import list_inputs, resolve_inputs
+from batchloom.preparation.request import is_named, leave_out_unfit, list_inputs, resolve_inputs
 from batchloom.preparation.settings import count_allowed_bad, make_cleaner
 from batchloom.preparation.units import (
     ReasonCounts,
@@ -221,20 +222,34 @@ class Examination:
         In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
         """
         sample, groups = self.sample, dict[object, SourceGroup]()
+        unfit: list[tuple[Source, SchemaError]] = []
+        faults: list[tuple[Source, str]] = []
         for source in {part.source.name: part.source for part, _ in sample.parts}.values():
             record_parser, fault, suggestion = None, "", None
             try:
                 record_parser = self._record_parsers.get_parser(source)
             except InputError as error:
                 fault, suggestion = str(error), error.suggestion if isinstance(error, SchemaError) else None
+                if isinstance(error, SchemaError) and not is_named(source, self._recipe):
+                    unfit.append((source, error))
             schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
             small = sample.complete or sample.is_small(source)
             key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
             if fault and (suggestion is None or key not in groups):
-                self.faults.append(fault)
+                faults.append((source, fault))
             group = groups.setdefault(key, SourceGroup(record_parser, fault, suggestion))
             group.sources.append(source)
+        self._judge_unfit(unfit, faults)
         return list(groups.values())
+
+    def _judge_unfit(self, unfit: Sequence[tuple[Source, SchemaError]], faults: Sequence[tuple[Source, str]]) -> None:
+        """Add the faults of sources; files that prepare leaves out are warnings."""
+        left_out: set[str] = set()
+        if unfit:
+            with suppress(SchemaError):
+                self._warnings += leave_out_unfit(self._listing, unfit, self._recipe).warnings
+                left_out = {source.path for source, _ in unfit}
+        self.faults += [fault for source, fault in faults if source.path not in left_out]
 
     def load_components(self, folder: Path, *, tokenizer_optional: bool) -> None:
         """Load what cleans and encodes documents; record why they cannot be encoded.

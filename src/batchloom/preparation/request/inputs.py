@@ -19,7 +19,7 @@ from batchloom.core.addresses import (
     redact_url,
     strip_file_scheme,
 )
-from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.errors import InputError, InputMissingError, SchemaError, SettingsError
 from batchloom.core.settings import list_settings, quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_count, format_list, shorten
@@ -615,6 +615,41 @@ def _refuse_unread(listing: SourceListing) -> None:
                 f"{unread.input}: {unread.files:,} of {format_count(unread.all_files, 'data file')} cannot be read. "
                 f"{examples}. Mend them, or leave them out with --allow-skipped."
             )
+
+
+def is_named(source: Source, recipe: Recipe) -> bool:
+    """Return whether an input names this file itself, not its folder or archive."""
+    return source.member is None and source.path == recipe.inputs[source.input]
+
+
+def leave_out_unfit(
+    listing: SourceListing, unfit: Sequence[tuple[Source, SchemaError]], recipe: Recipe
+) -> SourceListing:
+    """Leave out files of folders and archives whose records fit no schema.
+
+    The notes of the result are those about these files.
+
+    Raises:
+        SchemaError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
+    """
+    notes = []
+    for number, label in enumerate(make_input_labels(recipe.inputs)):
+        errors = [(source, error) for source, error in unfit if source.input == number]
+        if not errors:
+            continue
+        sizes = [source.size for source in listing.sources if source.input == number]
+        unfit_bytes, first = sum(source.size for source, _ in errors), errors[0][1]
+        is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
+        if is_too_much and not recipe.reading.allow_skipped:
+            remedy = "; --allow-skipped leaves such files out" if len(errors) < len(sizes) else ""
+            raise SchemaError(f"{first}{remedy}", first.columns, first.suggestion) from first
+        count = format_count(len(errors), "file")
+        notes.append(f"Left out of {label}: {count} whose records fit no schema, first {str(first).rstrip('.')}.")
+    paths = {source.path for source, _ in unfit}
+    sources = [source for source in listing.sources if source.path not in paths]
+    if not sources:
+        raise unfit[0][1]
+    return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes))
 
 
 def _describe_input(recipe: Recipe, number: int) -> str:
