@@ -12,6 +12,7 @@ from adapters.tiny_models import make_tiny_model
 from batchloom.batches import add_dense_mask
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
+from processes import run_python
 
 transformers = pytest.importorskip("transformers")
 
@@ -119,6 +120,104 @@ def test_the_flat_form_is_checked(store):
     with pytest.raises(TrainError, match="see each other"):
         model(**batch)
     assert measure_difference(model, batch, use_cache=False) < TOLERANCE
+
+
+LATE_MODEL = """
+import transformers, batchloom, torch
+from batchloom.core.errors import TrainError
+from batchloom.testing import write_store
+loader = batchloom.Loader(write_store("s", [[n % 90 + 3] * 9 for n in range(40)]), seq_len=48, global_batch_size=2)
+sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=320, **sizes))
+try:
+    model(**next(iter(loader)))
+except TrainError as error:
+    print(error)
+"""
+
+
+def test_a_model_that_is_loaded_after_the_loader_is_checked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run_python(LATE_MODEL)
+    assert "see each other" in result.stdout, result.stderr
+
+
+def test_positional_arguments_are_checked(store):
+    model, batch = make_tiny_model("llama"), batchloom.Loader(store, **SIZES)[0]
+    ids, positions = batch["input_ids"], batch["position_ids"]
+    with pytest.raises(TrainError, match="see each other"):
+        model(ids, torch.ones_like(ids), position_ids=positions, use_cache=False)
+    mask = add_dense_mask(batch)["attention_mask"]
+    assert model(ids, mask, position_ids=positions, use_cache=False).logits.isfinite().all()
+
+
+def test_a_compiled_model_is_checked(store):
+    model, batch = make_tiny_model("llama"), batchloom.Loader(store, **SIZES)[0]
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(TrainError, match="LlamaForCausalLM"):
+        compiled(**batch)
+    assert measure_difference(compiled, batch, use_cache=False) < TOLERANCE
+
+
+def test_gradient_checkpointing_drops_the_cache(store):
+    model, batch = make_tiny_model("llama").train(), batchloom.Loader(store, **SIZES)[0]
+    model.activation_checkpointing_enable()
+    loss = model(**batch).loss
+    assert loss.item() == pytest.approx(model(**batch, use_cache=False).loss.item(), abs=1e-6)
+    model.eval()
+    with pytest.raises(TrainError, match="see each other"):
+        model(**batch)
+
+
+def test_two_documents_that_fill_a_row_are_checked_without_labels(store):
+    model, ids = make_tiny_model("llama"), torch.arange(5, 45)[None]
+    positions = torch.cat([torch.arange(20), torch.arange(20)])[None]
+    batchloom.Loader(store, **SIZES)
+    with pytest.raises(TrainError, match="see each other"):
+        model(input_ids=ids, position_ids=positions)
+    padded = ids.clone()
+    padded[:, 20:] = 2
+    assert model(input_ids=padded, position_ids=positions).logits.isfinite().all()
+
+
+def test_calls_that_hold_no_packed_rows_are_untouched(store, caplog):
+    batchloom.Loader(store, **SIZES)
+    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    classifier = transformers.LlamaForSequenceClassification(
+        transformers.LlamaConfig(vocab_size=320, pad_token_id=0, num_labels=2, **config)
+    ).eval()
+    ids = torch.arange(5, 25)[None]
+    assert classifier(input_ids=ids, position_ids=torch.arange(20)[None], labels=torch.tensor([1])).loss.isfinite()
+    packed = torch.cat([torch.arange(10), torch.arange(10)])[None]
+    # One output of the row says nothing about its documents.
+    assert classifier(input_ids=ids, position_ids=packed).logits.shape == (1, 2)
+    assert "cannot be tried with two short documents" in caplog.text
+
+
+def test_the_state_of_a_run_is_unchanged(store):
+    batch = batchloom.Loader(store, **SIZES)[0]
+    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=320, attention_dropout=0.5, **config)
+    ).train()
+    model.lm_head.eval()
+    torch.manual_seed(0)
+    first = model(**batch, use_cache=False).loss
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(model(**batch, use_cache=False).loss, first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()].count(False) == 1
+
+
+def test_an_output_layer_of_zeros_is_tried_again(store):
+    model, batch = make_tiny_model("llama"), batchloom.Loader(store, **SIZES)[0]
+    weight = model.lm_head.weight.data.clone()
+    model.lm_head.weight.data.zero_()
+    assert model(**batch).loss.isfinite()
+    model.lm_head.weight.data.copy_(weight)
+    with pytest.raises(TrainError, match="see each other"):
+        model(**batch)
 
 
 def judge_call(model, batch, arguments):

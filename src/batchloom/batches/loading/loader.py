@@ -238,7 +238,6 @@ class Loader:
         return describe_data_source(*(self.plan.stores.values()))
 
     def __iter__(self) -> Iterator[Batch]:
-        _check_model_calls()
         if self._stream is not None:
             return self._iterate_stream(self._stream, self.next_step)
         return self._iterate(self.next_step)
@@ -277,6 +276,7 @@ class Loader:
         try:
             for batch in batches:
                 self._iterations.record_batch(run, batch.step)
+                _check_model_calls()
                 yield batch
             self._iterations.resumed = False
         finally:
@@ -293,6 +293,7 @@ class Loader:
                 self._iterations.record_batch(run, batch.step)
                 if run.batch_count == 1 and uncounted:
                     count_left_out(self.plan)
+                _check_model_calls()
                 yield batch
             self._iterations.resumed = False
         finally:
@@ -397,6 +398,7 @@ class Loader:
         Raises:
             SettingsError: an invalid step number.
         """
+        _check_model_calls()
         if self._stream is not None:
             raise make_random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
@@ -670,6 +672,7 @@ class Loader:
 
 
 def _check_model_calls() -> None:
+    """Check calls of models from now on; transformers may load their module late."""
     if "transformers.modeling_utils" in sys.modules:
         from batchloom.batches.model_calls import check_model_calls  # noqa: PLC0415 - torch is optional
 
