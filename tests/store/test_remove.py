@@ -53,6 +53,10 @@ def test_an_older_generation_with_later_removals(store):
         assert kept.fingerprint == open_store(store, generation=3).fingerprint
         assert (len(kept), kept.contents.removed.tolist(), kept.masked) == (24, [0, 3], True)
         assert [kept[number].ids.tolist() for number in (0, 1)] == [[256] * len(DOCUMENTS[0]), DOCUMENTS[1]]
+        numbers = np.arange(24)
+        flags = kept.mask(numbers, numbers * 0, kept.lengths.take(numbers).astype(np.int64))
+        assert kept.contents.trained_tokens == sum(int(flag.sum()) for flag in flags)
+        assert kept.contents.remaining_counts == (22, kept.tokens - len(DOCUMENTS[0]) - len(DOCUMENTS[3]))
     with pytest.raises(SettingsError, match="removals: 'x' is not the number of a generation"):
         open_store(store, removals="x")
 

@@ -140,7 +140,7 @@ def test_a_file_is_prepared_into_a_temporary_store(config, tmp_path, capsys):
         (["--data", "s", "--input-file", "f"], 2, "--data and --input-file exclude each other"),
         ([], 2, "--data: missing"),
         (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes requires --input-file"),
-        (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is not the number of a step, from 1"),
+        (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is not a number of steps, from 1"),
         (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
         (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),
         (["--data", "s", "--config-file", "none.json"], 1, "none.json: no such file"),

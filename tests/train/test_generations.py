@@ -1,6 +1,7 @@
 """Runs on stores whose generations change between start and resume."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -76,9 +77,7 @@ def test_documents_removed_since_are_padding_from_the_resume_on(store, args, tmp
     assert sum(after) < sum(before)
     capsys.readouterr()
     assert train("--data", store, "--out", out, "--stop-at", 4, "--resume", "--quiet") == 0
-    assert (
-        f"50 documents (1,148 tokens) of {store} were removed since: from here on they are" in capsys.readouterr().err
-    )
+    assert f"50 documents (1,148 tokens) of {store}/train are removed: from here on padding" in capsys.readouterr().err
     # Another removal takes effect at the next start.
     take_down(store, [1, 4, 7])
     assert train("--data", store, "--out", out, "--resume", "--quiet") == 0
@@ -97,6 +96,49 @@ def test_removed_documents_are_trained_only_if_their_generation_is_chosen(store,
     assert train("--data", store, "--out", out, "--resume", "--generation", 1) == 0
     assert "removed" not in capsys.readouterr().err
     assert read_steps(out) == read_steps(reference)
+
+
+def test_a_chosen_generation_needs_no_path(store, args, tmp_path, capsys):
+    reference, out = tmp_path / "whole", tmp_path / "run"
+    assert train(*args, "--out", reference) == 0
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
+    take_down(store, REMOVED)
+    assert train("--out", out, "--resume", "--generation", 1) == 0
+    assert read_steps(out) == read_steps(reference)
+
+
+def test_removed_documents_are_not_evaluated(store, args, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
+    (store.with_name("takedown.txt")).write_text("val:0\nval:3\n")
+    remove_documents(store, documents_file=store.with_name("takedown.txt"))
+    capsys.readouterr()
+    assert train("--out", out, "--resume", "--quiet") == 0
+    assert re.search(
+        rf"2 documents \(\d+ tokens\) of {store}/val are removed: .* are evaluated", capsys.readouterr().err
+    )
+
+
+def test_a_source_that_an_edit_added_loses_its_removed_documents(store, args, tmp_path, capsys):
+    other, out = small_store(tmp_path / "other").path, tmp_path / "run"
+    assert train("--mixture", f"{store}=1,{other}", *args[2:], "--out", out, "--stop-at", 2) == 0
+    assert run_command_line(["edit", str(out), "--at-step", "2", "--weights", "s=0.4,other=0.6"]) == 0
+    assert train("--out", out, "--resume", "--stop-at", 4) == 0
+    take_down(other, REMOVED)
+    capsys.readouterr()
+    assert train("--out", out, "--resume", "--quiet") == 0
+    assert f"50 documents (1,148 tokens) of {other}/train are removed" in capsys.readouterr().err
+    assert run_command_line(["explain", str(out), "--step", "5"]) == 0
+    assert "removed: served as end tokens without loss since then" in capsys.readouterr().out
+
+
+def test_an_edit_that_adds_a_store_records_its_place(store, args, tmp_path):
+    other, out = small_store(tmp_path / "other").path, tmp_path / "run"
+    assert train("--mixture", f"{store}=1", *args[2:], "--out", out, "--stop-at", 2) == 0
+    edit = ["edit", str(out), "--mixture", f"{store}=1,{other}", "--at-step", "3", "--weights", "s=0.4,other=0.6"]
+    assert run_command_line(edit) == 0
+    assert train("--out", out, "--resume") == 0
+    assert [step for step, *_ in read_steps(out)] == list(range(6))
 
 
 def test_removals_of_a_mixture(store, args, tmp_path, capsys):
@@ -140,6 +182,15 @@ def test_a_run_remembers_where_its_data_are(store, args, tmp_path, capsys):
     (folder / "run.json").write_text(json.dumps(described))
     assert train("--out", folder, "--resume") == 2
     assert "does not say where its data are" in capsys.readouterr().err
+    shutil.rmtree(folder)
+    assert train(*args, "--out", folder, "--stop-at", 3) == 0
+    store.rename(store.with_name("moved"))
+    assert train("--out", folder, "--resume") == 1
+    assert f"are no longer at {store}: name their place with --data" in capsys.readouterr().err
+    (tmp_path / "text.txt").write_text("some words " * 900)
+    assert train("--input-file", tmp_path / "text.txt", *args[2:], "--out", tmp_path / "own", "--stop-at", 2) == 0
+    assert train("--out", tmp_path / "own", "--resume") == 2
+    assert "give what it was started on" in capsys.readouterr().err
 
 
 def test_an_edit_bans_the_documents_of_a_list(store, args, tmp_path, capsys):
@@ -151,7 +202,7 @@ def test_an_edit_bans_the_documents_of_a_list(store, args, tmp_path, capsys):
     assert run_command_line([*command, "--ban", "1", "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out.splitlines()[-1])["entry"]["ban"] == {"data": [1, 5, 9, 17]}
-    assert "not in the data of the run: nowhere 3" in output.err
+    assert "not in the train subset of the run: nowhere 3" in output.err
     listed.write_text("nowhere 3\n")
     assert run_command_line(command) == 1
     assert "names no document that the run trains" in capsys.readouterr().err

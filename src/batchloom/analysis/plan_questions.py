@@ -442,7 +442,9 @@ def _open_checkpoint_stores(
     request: PlanRequest, data: str | Mixture, saved_position: SavedPosition
 ) -> dict[str, PlanStore]:
     """Open the stores of a checkpoint, in its generations if they are known."""
-    source_entries = saved_position.state["identity"].get("sources", {})
+    source_entries = dict(saved_position.state["identity"].get("sources", {}))
+    for edit in saved_position.state.get("edits", ()):
+        source_entries |= edit.get("added") or {}
     if isinstance(data, Mixture):
         return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in data.stores.items()}
     if SOURCE not in source_entries:

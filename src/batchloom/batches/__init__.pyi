@@ -42,6 +42,7 @@ from .masks import (
 from .media.media_stores import PairMediaCollator as PairMediaCollator
 from .metrics import METRICS as METRICS, Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
 from .mixture_file import (
+    STORE_OPTIONS as STORE_OPTIONS,
     open_recorded_data as open_recorded_data,
     read_mixture as read_mixture,
     rebuild_mixture as rebuild_mixture,

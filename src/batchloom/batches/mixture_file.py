@@ -19,7 +19,9 @@ from batchloom.store import Store, open_store
 T = TypeVar("T")
 
 _MIXTURE_KEYS = [field.name for field in fields(Mixture)]
-_STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify", "media")
+# Options of a store in a mixture that do not follow from its content.
+STORE_OPTIONS = ("cache", "cache_limit", "verify", "media")
+_STORE_KEYS = ("path", "generation", *STORE_OPTIONS)
 # Syntax of weights in other tools.
 _COLON_WEIGHT = re.compile(r":[0-9.]+$")
 _INLINE_SYNTAX = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
@@ -88,7 +90,11 @@ def open_recorded_data(data: Mapping[str, Any]) -> str | Mixture | None:
     places = data.get("places") or {}
     if not places or not all(place.get("path") for place in places.values()):
         return None
-    return rebuild_mixture(data, {name: open_store(place["path"]) for name, place in places.items()})
+    stores = {
+        name: open_store(place["path"], **{option: place[option] for option in STORE_OPTIONS if option in place})
+        for name, place in places.items()
+    }
+    return rebuild_mixture(data, stores)
 
 
 def _parse_inline(text: str) -> Mixture:

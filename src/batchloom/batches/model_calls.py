@@ -223,7 +223,8 @@ def _find_remedy(model: Any, form: _CallForm, position_ids: Tensor) -> str:
 def _is_leaking(model: Any, form: _CallForm, position_ids: Tensor) -> bool | None:
     """Return whether a document changes the outputs of the next one.
 
-    None if outputs do not depend on tokens."""
+    None if outputs do not depend on tokens.
+    """
     tokens = max(2, min(_MAX_DOCUMENT_TOKENS, position_ids.shape[-1] // 2))
     embedding = model.get_input_embeddings()
     rows = getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]

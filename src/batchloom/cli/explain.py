@@ -64,7 +64,7 @@ def _format_span(span: ExplainedSpan) -> str:
     if span.banned:
         facts.append("banned: served as padding")
     elif span.removed:
-        facts.append("removed: served as end tokens without loss")
+        facts.append("removed: served as end tokens without loss since then")
     elif span.trained < span.stop - span.start - 1:
         facts.append(f"{span.trained:,} trained")
     if span.loss_weights:

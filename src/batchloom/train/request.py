@@ -239,6 +239,9 @@ class DataRequest:
                 "stores, --input-file with a file to prepare first, --stream with inputs to read during the "
                 "run, or --dataset-config with a YAML file"
             )
+        if not sources and is_resumed:
+            # That of the run, whatever it is.
+            sources = {*_SOURCES}
         for group in (self, self.options, self.media, self.store):
             group_class: Any = type(group)
             for option in list_settings(group_class):
@@ -286,14 +289,15 @@ class TrainRequest:
     ] = None
     resume: Annotated[bool, RunSetting(help="Resume the run in --out. Without it that folder must be new.")] = False
     stop_at: Annotated[
-        int | None, RunSetting(help="Save and stop after this step; --resume goes on.", shown_default="--max-iters")
+        int | None,
+        RunSetting(help="Save and stop after this many steps; --resume goes on.", shown_default="--max-iters"),
     ] = None
 
     def __post_init__(self) -> None:
         problems = self.data.problems(is_resumed=self.resume)
         problems += self._find_name_problems()
         if self.stop_at is not None and self.stop_at < 1:
-            problems.append(f"--stop-at: {self.stop_at} is not the number of a step, from 1")
+            problems.append(f"--stop-at: {self.stop_at} is not a number of steps, from 1")
         try:
             str(self.run_path).encode()
         except UnicodeEncodeError:

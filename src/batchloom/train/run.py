@@ -14,7 +14,7 @@ from batchloom.adapters.agreement import flatten_values, require_agreement
 from batchloom.adapters.logging import truncate_log
 from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.adapters.rank_group import RankGroup
-from batchloom.batches import BatchOptions, MediaOptions
+from batchloom.batches import STORE_OPTIONS, BatchOptions, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, SettingsError, StateError, TrainError
 from batchloom.core.settings import to_plain
@@ -53,7 +53,10 @@ _FIXED_SETTINGS = (
     "data.sources",
 )
 # Locations may change, because fingerprints identify the data and the model.
-_LOCATION_SETTINGS = ("data.name", "data.path", "data.generation", "data.places", "model.init")
+_LOCATION_SETTINGS = (
+    *("data.name", "data.path", "data.generation", "data.removals", "data.places", "model.init"),
+    *(f"data.{name}" for name in STORE_OPTIONS),
+)
 # Steps that are searched for a target; usually the first has one.
 _MAX_CHECKED_STEPS = 256
 # Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
@@ -304,24 +307,30 @@ def _describe_run(run: TrainRun) -> dict[str, Any]:
     """Return the fingerprints that must not change, and the location of the data."""
     plan = run.loader.plan
     if run.loader.streamed or not isinstance(plan.orders.data, Mixture):
-        return {**_describe_store_location(run.store), "fingerprint": run.store.fingerprint}
+        location = describe_store_location(run.store)
+        if run.folder.is_data_temporary:
+            del location["path"]
+        return {**location, "fingerprint": run.store.fingerprint}
     # Sources without a weight, which an edit may add, are not part of the initial identity.
     return {
         "mixture": plan.identity["mixture"],
         "sources": plan.identity["sources"],
-        "places": {name: _describe_store_location(store) for name, store in get_stores(plan.orders.data).items()},
+        "places": {name: describe_store_location(store) for name, store in get_stores(plan.orders.data).items()},
     }
 
 
-def _describe_store_location(store: Store | Stream) -> dict[str, Any]:
+def describe_store_location(store: Store | Stream) -> dict[str, Any]:
     if isinstance(store, Stream):
         return {"name": Path(get_data_name(store)).name}
     # The name of a remote store has no credentials.
-    address = store.location.name if store.location.is_remote else store.location.address
-    location: dict[str, Any] = {"name": store.path.name, "path": address}
+    has_secret = store.location.is_remote and "@" in store.location.address
+    path = store.location.name if has_secret else store.location.address
+    location: dict[str, Any] = {"name": store.path.name, "path": path}
     if (store.location.generation or 1) > 1:
         location["generation"] = store.location.generation
-    return location
+    # What is needed to open it again, and whose removals a start has applied.
+    options = {name: store.location.options.get(name) for name in (*STORE_OPTIONS, "removals")}
+    return location | {name: value for name, value in options.items() if value is not None}
 
 
 def check_ranks_agree(run: TrainRun) -> None:

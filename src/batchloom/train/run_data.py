@@ -31,11 +31,11 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.files import describe_missing_path, refuse_url
-from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
+from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec, parse_synthetic_spec
 from batchloom.core.wording import format_count
 from batchloom.streaming import Stream
 from batchloom.train.request import DataRequest, TrainRequest, list_given
-from batchloom.train.run_folder import MAX_LISTED, PrintLine, RunFolder, RunLog
+from batchloom.train.run_folder import MAX_LISTED, PrintLine, RunFolder, RunLog, read_checkpoint_state
 from batchloom.train.train_settings import TrainSettings
 
 _LOG = logging.getLogger("batchloom")
@@ -58,6 +58,7 @@ def open_run_data(
     if data.stream is not None:
         yield open_stream(data, settings)
         return
+    folder.is_data_temporary = data.input_file is not None
     with _prepare_data(request, dataset, model_vocabulary, folder, ranks, log) as location:
         yield open_source(
             location,
@@ -113,7 +114,14 @@ def find_recorded_data(folder: RunFolder) -> str | Mixture:
     recorded = folder.read().get("data")
     data = open_recorded_data(recorded) if isinstance(recorded, dict) else None
     if data is None:
-        raise SettingsError([f"--data: missing; the run in {folder.path} does not say where its data are"])
+        raise SettingsError(
+            [f"--data: missing; the run in {folder.path} does not say where its data are: give what it was started on"]
+        )
+    is_path = isinstance(data, str) and not is_url(data) and parse_synthetic_spec(data) is None
+    if is_path and not any(Path(f"{data}{suffix}").exists() for suffix in ("", ".bin", ".idx")):
+        raise InputMissingError(
+            f"The data of the run in {folder.path} are no longer at {data}: name their place with --data."
+        )
     return data
 
 
@@ -229,6 +237,7 @@ def open_source(
     resume: bool,
     generation: int | None = None,
     open_options: Mapping[str, Any] = MappingProxyType({}),
+    announces: bool = True,
 ) -> Store | Mixture:
     """Open the data of a run; on ``resume`` at the generations it was started on.
 
@@ -238,21 +247,24 @@ def open_source(
         GenerationError: a generation was compacted away.
         StateError: the user chose another generation than the run was started on.
     """
+    if isinstance(data, Mixture) and generation is not None:
+        raise SettingsError([f"--generation: {generation} is of one store; choose those of a mixture in its file"])
     source = data if isinstance(data, Mixture) else open_store(data, generation=generation, **open_options)
     recorded = folder.read().get("data") if resume else None
     if isinstance(recorded, dict):
         stores = get_stores(source)
         # Ranks must agree on what is removed, also if a generation is made while they start.
         newest = ranks.all_gather({name: store.location.generation for name, store in stores.items()})[0]
+        added = _list_added_sources(folder) if isinstance(source, Mixture) else {}
         for name, store in stores.items():
-            if (place := _find_recorded_place(recorded, name)) is None:
+            if (place := _find_recorded_place(recorded, name, added)) is None:
                 continue
             opened = stores[name] = _open_recorded_generation(store, *place, newest[name])
-            if opened is not store and ranks.first:
+            if opened is not store and ranks.first and announces:
                 is_local = not isinstance(source, Mixture) and not store.location.is_remote
                 _announce_generation(opened, data if is_local else store.location.name, newest[name])
         source = replace(source, stores={**source.stores, **stores}) if isinstance(source, Mixture) else stores[""]
-    if ranks.first:
+    if ranks.first and announces:
         _log_stores([*get_stores(source).values()], data)
     return source
 
@@ -269,12 +281,22 @@ def _log_stores(stores: list[Store], data: Path | str | Mixture) -> None:
         _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
-def _find_recorded_place(recorded: dict[str, Any], name: str) -> tuple[object, Any] | None:
-    """Return fingerprint and generation of a run's store; None for a new source."""
+def _find_recorded_place(recorded: dict[str, Any], name: str, added: Mapping[str, Any]) -> tuple[object, Any] | None:
+    """Return fingerprint and generation of a run's store; None for a new source.
+
+    ``added`` has the sources that edits have added.
+    """
     if not name:
         return recorded.get("fingerprint"), recorded.get("generation")
-    source = recorded.get("sources", {}).get(name)
+    source = recorded.get("sources", {}).get(name, added.get(name))
     return None if source is None else (source.get("store"), recorded.get("places", {}).get(name, {}).get("generation"))
+
+
+def _list_added_sources(folder: RunFolder) -> dict[str, Any]:
+    """Return the identities of the sources that edits have added."""
+    newest = folder.find_newest_checkpoint()
+    edits = read_checkpoint_state(newest)[1].get("edits", ()) if newest is not None else ()
+    return {name: source for edit in edits for name, source in (edit.get("added") or {}).items()}
 
 
 def _open_recorded_generation(store: Store, fingerprint: object, number: Any, newest: int | None) -> Store:
@@ -306,21 +328,27 @@ def _open_recorded_generation(store: Store, fingerprint: object, number: Any, ne
 
 def _announce_generation(store: Store, name: object, newest: int) -> None:
     """Log that a run continues with an older generation; warn of what was removed."""
-    number, lengths = store.location.generation, store.lengths
+    number = store.location.generation
     _LOG.info(
         "The run was started on generation %d of %s and continues with it; the newest is %d.", number, name, newest
     )
-    before = open_store(store.location.address, store.split, generation=number).contents.removed
-    documents = np.setdiff1d(store.contents.removed, before)
-    if documents.size:
-        _LOG.warning(
-            "%s (%s tokens) of %s were removed since: from here on they are padding without loss, and all others keep "
-            "their places. Only if you choose generation %d they are trained.",
-            format_count(documents.size, "document"),
-            f"{int(lengths.take(documents).sum()):,}",
-            name,
-            number,
-        )
+    for split in store.subsets:
+        subset = store.subset(split)
+        before = open_store(store.location.address, split, generation=number).contents.removed
+        documents = np.setdiff1d(subset.contents.removed, before)
+        if documents.size:
+            verb = "is" if documents.size == 1 else "are"
+            _LOG.warning(
+                "%s (%s tokens) of %s/%s %s removed: from here on padding without loss, while all others keep their "
+                "places. Only if you choose generation %d they are %s.",
+                format_count(documents.size, "document"),
+                f"{int(subset.lengths.take(documents).sum()):,}",
+                name,
+                split,
+                verb,
+                number,
+                "trained" if split == "train" else "evaluated",
+            )
 
 
 def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:

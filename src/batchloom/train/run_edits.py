@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from batchloom import Edit, Loader, Mixture
+from batchloom import Edit, Loader, Mixture, Store
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import (
     BatchloomError,
@@ -32,7 +32,14 @@ from batchloom.core.wording import format_count, format_list
 from batchloom.plan.order import SOURCE
 from batchloom.store import find_listed_documents
 from batchloom.train.request import EDIT_TIMEOUT_S
-from batchloom.train.run import TrainRun, check_edited_plan, check_ranks_agree, describe_mixture, make_loader
+from batchloom.train.run import (
+    TrainRun,
+    check_edited_plan,
+    check_ranks_agree,
+    describe_mixture,
+    describe_store_location,
+    make_loader,
+)
 from batchloom.train.run_data import get_stores, open_source
 from batchloom.train.run_folder import (
     MAX_LISTED,
@@ -135,10 +142,10 @@ def find_banned_documents(
         InputError: a line cannot be understood, or none names a document of the run.
     """
     with join_ranks("cpu") as ranks:
-        source = open_source(data, find_run(run_path), ranks, resume=True, generation=generation)
+        source = open_source(data, find_run(run_path), ranks, resume=True, generation=generation, announces=False)
     listed = find_listed_documents(get_stores(source), documents_file)
     if listed.absent:
-        print_line(f"not in the data of the run: {format_list(listed.absent, MAX_LISTED)}")
+        print_line(f"not in the train subset of the run: {format_list(listed.absent, MAX_LISTED)}")
     if not listed.numbers:
         raise InputError(f"{documents_file} names no document that the run trains.")
     print_line(f"{documents_file} names {format_count(sum(map(len, listed.numbers.values())), 'document')} of the run.")
@@ -256,7 +263,7 @@ def _edit_checkpoint(
             f"so the first that can change is {step}."
         )
     with join_ranks("cpu") as ranks:
-        source = open_source(data, folder, ranks, resume=True, generation=generation)
+        source = open_source(data, folder, ranks, resume=True, generation=generation, announces=False)
         # An edit past the end applies only if --max-iters extends the run, so the loader covers its step.
         loader = make_loader(source, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
@@ -268,8 +275,19 @@ def _edit_checkpoint(
     before, after = _edit_loader(loader, edit, settings.steps)
     if write:
         write_state(checkpoint, step, loader.state_dict(), checksums)
+        _record_places(folder, source)
     journal = loader.plan.journal
     return EditResult(checkpoint, len(journal), journal[-1], before, after, written=write)
+
+
+def _record_places(folder: RunFolder, source: Store | Mixture) -> None:
+    """Record where the stores are that an edit adds to a mixture."""
+    description = folder.read()
+    places = description["data"].get("places")
+    if isinstance(source, Mixture) and places is not None:
+        new = {name: store for name, store in get_stores(source).items() if name not in places}
+        places |= {name: describe_store_location(store) for name, store in new.items()}
+        folder.begin(description)
 
 
 def _edit_loader(loader: Loader, edit: Edit, steps: int) -> tuple[list[str], list[str]]:

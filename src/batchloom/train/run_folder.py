@@ -92,6 +92,8 @@ class RunFolder:
         self.model = path / "model"
         self._run = path / "run.json"
         self._checkpoints = path / "checkpoints"
+        # Whether the data are deleted with the process that reads them.
+        self.is_data_temporary = False
 
     @property
     def has_run(self) -> bool:

@@ -248,7 +248,7 @@ def refuse_other_names(names: Iterable[str], known: Iterable[str]) -> None:
             if name in {field.name for field in fields(options)}
         ]
         meant = _OTHER_NAMES.get(name) or next(iter(grouped), "")
-        raise TypeError(f"Loader() has no argument {name!r}{f'; give {meant}' if meant else suggest(name, known)}.")
+        raise TypeError(f"Loader() has no argument {name!r}{f'; give {meant}' if meant else suggest(name, known)}")
 
 
 def refuse_other_types(plan: object, batch: object) -> None:

@@ -126,7 +126,9 @@ class StoreContents:
             return documents, self._lengths.tokens - int(removed.sum(dtype=np.int64))
         if self._manifest is None:
             return self._lengths.size, self._reader.tokens
-        return self._manifest.subsets[self._reader.split].remaining_counts
+        documents, tokens = self._manifest.subsets[self._reader.split].remaining_counts
+        later = self._lengths.take(self._reader.removed_later)
+        return documents - later.size, tokens - int(later.sum(dtype=np.int64))
 
     def list_first(self, count: int) -> list[int]:
         """Return the numbers of the first ``count`` documents that are not removed."""

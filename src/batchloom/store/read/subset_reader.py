@@ -113,6 +113,8 @@ class SubsetReader:
     ) -> None:
         self.name, self.manifest, self.split = name, manifest, split
         self.table, self.dtype, self.lengths, self.removed = table, dtype, lengths, removed
+        # Documents that a later generation removed, and their trained tokens: the manifest counts them.
+        self.removed_later, self.trained_removed = np.empty(0, np.int64), 0
         self.tokens = sum(location.bytes for location in table.locations) // dtype.itemsize
         self.end_id = manifest.tokenizer.end_id if manifest else 0
         masked, weighted = (self._list_shards_with(suffix) for suffix in (".mask", ".weights"))
@@ -124,7 +126,10 @@ class SubsetReader:
 
     def remove(self, documents: Ids) -> None:
         """Serve further documents as removed; numbers beyond the subset are ignored."""
-        self.removed = np.union1d(self.removed, documents[documents < self.lengths.size])
+        further = np.setdiff1d(documents[documents < self.lengths.size], self.removed)
+        self.trained_removed += count_trained_tokens(self.mask, self.lengths, further)
+        self.removed_later = np.union1d(self.removed_later, further)
+        self.removed = np.union1d(self.removed, further)
         self.masked = self.masked or bool(self.removed.size)
 
     def _list_shards_with(self, suffix: str) -> list[int]:
@@ -152,7 +157,9 @@ class SubsetReader:
     @property
     def trained_tokens(self) -> int:
         """Number of trained tokens of the subset."""
-        return self.manifest.subsets[self.split].trained_tokens if self.manifest else self.tokens
+        if self.manifest is None:
+            return self.tokens
+        return self.manifest.subsets[self.split].trained_tokens - self.trained_removed
 
     @property
     def fingerprint(self) -> str:
