@@ -2,6 +2,8 @@
 
 import datetime as dt
 import importlib.util
+import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,51 @@ HOSTILE = {
     "doubling by namespaces": "{% set n0 = namespace(a=1) %}"
     + "".join(f"{{% set n{n} = namespace(a=[n{n - 1}, n{n - 1}]) %}}" for n in range(1, 60))
     + "{{ n59 }}",
+    "replacing nothing": "{{ 'A' | replace('', 'x' * 10 ** 5) | replace('', 'y' * 10 ** 5) }}",
+    "replacing by a method": "{% set x = 'a' * 9999 %}{{ x.replace('a', x).replace('a', x) }}",
+    "replacing in each": "{{ range(99999) | map('replace', '1', 'x' * 9999) | list | length }}",
+    "joining": "{% set x = 'a' * 9999 %}{{ (range(9999) | join(x)) }}",
+    "joining by a method": "{% set x = 'a' * 9999 %}{{ x.join(x) }}",
+    "joining a list": "{% set x = 'a' * 9999 %}{{ x.join(range(9999) | map('string')) }}",
+    "joining by safe text": "{% set x = ('a' * 9999) | safe %}{{ x.join(x) }}",
+    "replacing in safe text": "{% set x = ('a' * 9999) | safe %}{{ x.replace('a', x) }}",
+    "a wide format": "{{ '%1000000000d' | format(1) }}",
+    "a wide % format": "{{ '%-1000000000s' % 'a' }}",
+    "a wide format by a value": "{{ '%*d' | format(10 ** 9, 1) }}",
+    "a wide format of a key": "{{ '%(x).1000000000f' | format(x=1) }}",
+    "a format of many": "{% set x = 'a' * 9999 %}{{ ('%(x)s' * 9999) | format(x=x) }}",
+    "a method for formats": "{{ '{:1000000000}'.format(1) }}",
+    "a method for formats, as an item": "{{ '{:1000000000}'['format_map']({}) }}",
+    "slice": "{{ [1] | slice(10 ** 9) | list }}",
+    "batch": "{{ [1] | batch(10 ** 9, 1) | list }}",
+    "indent": "{{ 'a\nb' | indent(10 ** 9) }}",
+    "indent by a text": "{% set x = 'a' * 9999 %}{{ ('\n' * 9999) | indent(x, true, true) }}",
+    "center": "{{ 'a' | center(10 ** 9) }}",
+    "padding": "{{ 'a'.ljust(10 ** 9) }}",
+    "tabs": "{{ '\t'.expandtabs(10 ** 9) }}",
+    "zeros": "{{ '1'.zfill(10 ** 9) }}",
+    "bytes of an integer": "{{ (1).to_bytes(10 ** 9, 'big') }}",
+    "translation": "{{ 'aaa'.translate({97: 'a' * 10 ** 6}) }}",
+    "repeated squaring": "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "squaring in one expression": "{{ ((((9 ** 4000) ** 4000) ** 4000) ** 4000) % 7 }}",
+    "rounding": "{{ 1 | round(10 ** 8, 'ceil') }}",
+    "sum of lists": "{{ ([[1]] * 30000) | sum(start=[]) | length }}",
+    "many sums": "{% set x = 'a' * 9999 %}{{ (" + " + ".join(["x"] * 3000) + ") | length }}",
+    "many concatenations": "{% set x = 'a' * 9999 %}{{ (" + " ~ ".join(["x"] * 3000) + ") | length }}",
+    "a list of one text": "{% set x = 'a' * 9999 %}{{ ([x] * 9999) | string | length }}",
+    "keys of one text": "{% set x = 'a' * 9999 %}{{ dict.fromkeys(range(9999), x) | string | length }}",
+    "one text for each": "{% set x = 'a' * 9999 %}{{ range(9999) | map('lower') | map('replace', '1', x) | join | length }}",
+    "a default for each": "{% set x = 'a' * 9999 %}{{ ([''] * 9999) | map('default', x, true) | list | string }}",
+    "arguments of a macro": "{% set x = 'a' * 9999 %}{% macro m() %}{{ varargs | string | length }}{% endmacro %}"
+    "{{ m(" + ", ".join(["x"] * 3000) + ") }}",
+    "arguments of a cycler": "{% set x = 'a' * 9999 %}{{ cycler(" + ", ".join(["x"] * 3000) + ").items | string }}",
+    "many variables": "{% set x = 'a' * 9999 %}" + "".join(f"{{% set x{n} = x[{n}:] %}}" for n in range(2000)),
+    "quoted quotes": "{{ '\"' " + "| tojson " * 40 + "}}",
+    "escaped signs": "{{ ('&' * 999) " + "| e " * 4000 + "}}",
+    "JSON with wide separators": "{{ range(9999) | list | tojson(separators=('x' * 9999, ':')) }}",
+    "namespaces that hold each other": "".join(f"{{% set n{n} = namespace() %}}" for n in range(60))
+    + "".join(f"{{% set n{n}.a = n{n - 1} %}}{{% set n{n}.b = n{n - 1} %}}" for n in range(59, 0, -1))
+    + "{{ n59 }}",
     "brackets": "{{ " + "[" * 20000 + "1" + "]" * 20000 + " }}",
     "a long template": "{{ x }}" * 20_000,
 }
@@ -79,10 +126,31 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name, monkeypatch):
-    monkeypatch.setattr("batchloom.chat.templates.chat_template._MAX_SECONDS", 0.03)
-    monkeypatch.setattr("batchloom.chat.templates.chat_template._BASE_CHARACTERS", 1 << 16)
-    with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled"):
+    monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.03)
+    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled|No filter"):
         ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_takes_little_memory(name, monkeypatch):
+    monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.3)
+    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError):
+            ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Compiling takes a part of it.
+    assert peak < 96 << 20
+
+
+@pytest.mark.parametrize("expression", ["'x'.center(5)", "'{}'.format(1)", "'x' | wordwrap(5)", "'x' | pprint"])
+def test_what_no_published_template_uses_is_refused_by_name(expression):
+    with pytest.raises(TemplateError, match=re.search(r"[.|] ?(\w+)", expression)[1]):
+        ChatTemplate("bad", f"{{{{ {expression} }}}}", {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +200,15 @@ def test_the_date_is_always_the_same():
         "{% for m in messages %}{{ loop.index0 }}{{ loop.last }}{% break %}{% endfor %}",
         "{% set ns = namespace(a=1, b='x') %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.b }}",
         "{{ dict(a=1).a }}{{ dict.fromkeys('ab') }}{{ 'a-b'.split('-') | join('+') }}",
-        "{{ 'x' | center(5) }}|{{ 'ab'.replace('a', 'c', 1) }}|{{ 'a,b' | replace(',', ';') }}",
+        "{{ 'ab'.replace('a', 'c', 1) }}|{{ 'a,b' | replace(',', ';') }}",
         "{% macro m(x) %}[{{ caller(x) }}]{% endmacro %}{% call(y) m('ab') %}{{ y }}{% endcall %}",
         "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
         "{{ messages | map(attribute='content') | list }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
         "  {% if true %}\n  a\n  {% endif %}\nb {{- 'c' -}} d\n",
-        "{{ 'abc'.startswith('a') }}{{ ' x '.strip() }}{{ '%s-%05d' % ('a', 3) }}{{ '{:>4}'.format('x') }}",
+        "{{ 'abc'.startswith('a') }}{{ ' x '.strip() }}{{ '%s-%05d' % ('a', 3) }}",
         "{{ messages[0].items() | list }}{{ messages[0].get('role') }}{{ 'n'.join(['a', 'b']) }}",
         "{{ undefined_name }}{{ messages[0].nothing }}{{ 2 ** 8 }}{{ 'ab' * 3 }}{{ [1] * 2 }}",
-        "{{ [3, 1] | sort }}{{ 'a b' | title }}{{ [[1, 2], [3]] | sum(start=[]) }}",
+        "{{ [3, 1] | sort }}{{ 'a b' | title }}{{ [[1, 2], [3]] | map('sum') | sum(start=1) }}",
         "{% filter upper %}a{% endfilter %}{% set x %}b{{ 1 }}{% endset %}{{ x }}",
     ],
 )
@@ -172,7 +240,7 @@ def test_templates_may_look_at_all_messages_from_each(size):
         "{{ [1, 2, 3] | sum }}{{ messages | sum(attribute='x', start=0) if false }}{{ [3, 1] | max }}{{ 'aab' | unique | list }}",
         "{% with a = 1, b = 'x' %}{{ a }}{{ b }}{% endwith %}{% block x %}b{{ 1 }}{% endblock %}{{ self.x() }}",
         "{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys([1, 2]) }}{{ {'a': 1}.get('b', 3) }}{{ {'a': 1}.keys() | list }}",
-        "{{ '%s-%s' | format('a', 'b') }}{{ '%(x)s' | format(x=1) }}{{ 'a\\tb'.expandtabs(4) }}{{ 'ab'.ljust(4, '.') }}|",
+        "{{ '%s-%s' | format('a', 'b') }}{{ '%(x)s' | format(x=1) }}|",
         "{% set ns = namespace() %}{{ ns.x is defined }}{% set ns.x = 0 %}{{ ns.x }}{{ ns.y is defined }}{{ ns['x'] is defined }}",
         "{{ [['a', 1], ['b', 2]] | map('first') | join }}{{ messages | selectattr('role', 'eq', 'user') | list | length }}",
         "{{ messages | tojson(indent=2) }}{{ {'a': [1, 2]} | tojson(separators=(',', ':')) }}{{ '<' | e ~ '<' }}{{ 2.345 | round(1) }}",

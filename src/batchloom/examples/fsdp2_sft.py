@@ -30,7 +30,7 @@ def train(model: Any, job: Job) -> None:
     trainer.train(resume_from_checkpoint=job.resume)
     if trainer.loader.spec.rank == 0:
         for entry in trainer.log_history:
-            job.tell(entry["step"] - 1, entry["loss"])
+            job.tell(entry["step"], entry["loss"])
 
 
 if __name__ == "__main__":

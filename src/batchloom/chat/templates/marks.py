@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from batchloom.chat.templates.chat_template import (
     REASONING_KEYS,
     THOUGHT_TAGS,
-    MarkRound,
     RenderError,
     find_thought_end,
 )
+from batchloom.chat.templates.sandbox import MarkRound
 
 # Pair k of marks: the even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
