@@ -335,7 +335,7 @@ def _measure_size(value: Any, enough: int) -> int:
             pending += item.keys()
             pending += item.values()
         elif isinstance(item, _COLLECTIONS):
-            pending += item
+            pending += item  # type: ignore[arg-type]
     return size
 
 
