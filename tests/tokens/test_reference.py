@@ -1,5 +1,6 @@
 """Agreement of ids with HF tokenizers, and decoding, for any text."""
 
+import base64
 import random
 from itertools import pairwise
 
@@ -122,3 +123,55 @@ def test_text_that_a_vocabulary_cannot_encode_is_reported(model):
         match=r"tokenizer 'mine' cannot encode 'b' .* add one \(unk_token, unk_id\) .* or choose another",
     ):
         tokenizer.encode_batch(["a", "a " * 1000 + "b", "a"])
+
+
+def make_gpt2(**steps):
+    return make_json_tokenizer(
+        "mine", {**resolve_tokenizer("gpt2").state()["tokenizer"], **steps}, TokenizerHints(), "<|endoftext|>"
+    )
+
+
+def split_at(pattern):
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [split, bytes_only]}
+
+
+def test_a_pattern_that_takes_too_many_steps_names_the_text():
+    tokenizer = make_gpt2(pre_tokenizer=split_at(r"(x+x+)+y|[\s\S]"))
+    assert tokenizer.encode_batch(["xxxx"])[0].size
+    message = r"tokenizer 'mine' cannot encode 'x{40}' .* pattern of its pre_tokenizer takes too many steps"
+    with pytest.raises(TokenizerError, match=message):
+        tokenizer.encode_batch(["a b", "x" * 60])
+    with pytest.raises(TokenizerError, match=message):
+        tokenizer.encode_placed("x" * 60)
+
+
+def test_a_text_that_only_the_fast_engine_cannot_split_has_the_same_ids():
+    tokenizer = make_gpt2(pre_tokenizer=split_at(r"(?:ab?)+c|[\s\S]"))
+    text = "ab" * 100_000 + "c"
+    assert tokenizer.encode_batch([text])[0].tolist() == tokenizer.encode_exactly([text])[0].tolist()
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"normalizer": {"type": "Sequence", "normalizers": [replace({"String": "a"}, "a" * 20)] * 8}},
+        {"normalizer": replace({"Regex": ""}, "a" * 40)},
+        {"normalizer": replace({"String": ""}, "a" * 40)},
+        {"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "aa")] * 30}},
+        {
+            "normalizer": {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(bytes(4) + b"a" * 9999).decode(),
+            }
+        },
+    ],
+)
+def test_steps_that_make_texts_much_longer_are_refused(steps):
+    with pytest.raises(TokenizerError, match="could make a text .* times as long"):
+        make_gpt2(**steps)

@@ -38,6 +38,7 @@ from batchloom.tokens.tokenizer_definition import (
     make_byte_alphabet,
     mark_control_tokens,
     read_vocabulary,
+    refuse_growth,
     replace_unsplit_metaspace,
 )
 
@@ -69,12 +70,19 @@ def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
 def _fails_to_encode(encoder: Any, text: str) -> bool:
     try:
         encoder.encode_batch_fast([text], add_special_tokens=False)
-    except Exception as error:
-        # See ``JsonTokenizer.encode_exactly`` for the bare class.
-        if type(error) is not Exception:
+    except BaseException as error:
+        if not _is_engine_failure(error):
             raise
         return True
     return False
+
+
+def _is_engine_failure(error: BaseException) -> bool:
+    """Return whether tokenizers could not encode a text.
+
+    It raises the bare class for an unknown token, and a panic of Rust for a pattern that takes too many steps.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -153,12 +161,14 @@ class JsonTokenizer:
         """Create the tokenizer in which ``end`` and ``bos`` are control tokens.
 
         ``cleaned`` comes from :func:`clean_tokenizer_json`, ``words`` from :func:`read_vocabulary`; ``label`` is the
-        name in errors. Raises TokenizerError for a token outside the vocabulary.
+        name in errors. Raises TokenizerError for a token outside the vocabulary, and for steps that could make a text
+        many times as long.
         """
         label = label or name
         for token in (end, bos):
             if token is not None and token not in words:
                 raise TokenizerError(f"{label}: token {token!r} is not in its vocabulary")
+        refuse_growth(cleaned, label)
         tokens = mark_control_tokens(cleaned["added_tokens"], words, [end, bos])
         tokenizer_json = {**cleaned, "added_tokens": tokens}
         try:
@@ -244,6 +254,9 @@ class JsonTokenizer:
         except UnicodeEncodeError as error:
             raise_surrogate_error(texts, error)
             raise
+        except ValueError:
+            # Its pattern takes too many steps for one engine, often not for the other.
+            return self.encode_exactly(texts, control=control)
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
 
     def encode_exactly(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
@@ -258,16 +271,21 @@ class JsonTokenizer:
         except TypeError as error:
             raise_surrogate_error(texts, error)
             raise
-        except Exception as error:
-            # tokenizers raises the bare class for an unknown token; subclasses are other errors.
-            if type(error) is not Exception:
+        except BaseException as error:
+            if not _is_engine_failure(error):
                 raise
-            raise TokenizerError(
-                f"tokenizer {self.name!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
-                "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
-                "tokenizer.json, or choose another --tokenizer"
-            ) from error
+            raise self._describe_failure(error, encoder, batch) from error
         return concat_ids(id_arrays)
+
+    def _describe_failure(self, error: BaseException, encoder: Any, texts: Sequence[str]) -> TokenizerError:
+        reason = (
+            "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
+            "tokenizer.json, or choose another --tokenizer"
+        )
+        if type(error) is not Exception:
+            reason = "the pattern of its pre_tokenizer takes too many steps on this text; choose another --tokenizer"
+        text = _find_unencodable_text(encoder, texts)
+        return TokenizerError(f"tokenizer {self.name!r} cannot encode {text!r} ({error}): {reason}")
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         try:
@@ -275,6 +293,10 @@ class JsonTokenizer:
         except TypeError as error:
             raise_surrogate_error([text], error)
             raise
+        except BaseException as error:
+            if not _is_engine_failure(error):
+                raise
+            raise self._describe_failure(error, self._control_encoder, [text]) from error
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.uint32), offsets[:, 0], offsets[:, 1]
 

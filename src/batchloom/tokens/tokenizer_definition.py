@@ -1,5 +1,8 @@
 """Definition of a tokenizer.json: validation, vocabulary and fingerprint."""
 
+import base64
+import binascii
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +19,11 @@ _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 # Bytes that never occur in UTF-8.
 _INVALID_UTF8_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))
+
+# Published normalizers reach 6: a space becomes the mark of SentencePiece.
+_MAX_GROWTH = 32
+# Bytes of the longest compatible form in Unicode, that of U+FDFA.
+_MAX_UNICODE_EXPANSION = 33
 
 # A file that omits these keys and one that spells them out describe the same tokenizer.
 _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
@@ -143,12 +151,49 @@ def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
     return orjson.dumps({**tokenizer_json, "post_processor": None})
 
 
+def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
+    """Refuse steps that could make a text much longer: eight times `a` to twenty `a` needs 25 GB for one letter.
+
+    The bound holds for all texts. Unicode's own forms make a text at most eleven times as long and count as one.
+
+    Raises:
+        TokenizerError: a text may become more than ``_MAX_GROWTH`` times as long.
+    """
+    for key in ("normalizer", "decoder"):
+        growth = math.prod(max(1, _find_growth(step)) for step in iter_steps(tokenizer_json.get(key)))
+        if growth > _MAX_GROWTH:
+            raise TokenizerError(
+                f"{label}: its {key} could make a text {growth:,.0f} times as long, and more than {_MAX_GROWTH} is "
+                "refused: it would take too much memory"
+            )
+
+
+def _find_growth(step: Mapping[str, Any]) -> float:
+    """Return how many times as long a step may make a text, in bytes; 1 for steps that change few characters."""
+    if step.get("type") == "Replace":
+        content, pattern = str(step.get("content", "")), step.get("pattern")
+        literal = pattern.get("String") if isinstance(pattern, Mapping) else None
+        if isinstance(literal, str) and literal:
+            return len(content.encode()) / len(literal.encode())
+        # A pattern may match before each byte.
+        return 1 + len(content.encode())
+    if step.get("type") == "Precompiled":
+        # SentencePiece's map: the size of its trie in four bytes, the trie, and the texts that replace others.
+        try:
+            charsmap = base64.b64decode(str(step.get("precompiled_charsmap") or ""))
+        except binascii.Error as error:
+            raise TokenizerError(f"the map of a Precompiled normalizer is not base64: {error}") from error
+        texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
+        return max(map(len, texts.split(b"\0"))) / _MAX_UNICODE_EXPANSION
+    return 1
+
+
 def iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the single steps of a normalizer or pre-tokenizer."""
+    """Yield the single steps of a normalizer, pre-tokenizer or decoder."""
     if isinstance(step, Mapping):
         if step.get("type") != "Sequence":
             yield step
-        for key in ("normalizers", "pretokenizers"):
+        for key in ("normalizers", "pretokenizers", "decoders"):
             for part in step.get(key) or ():
                 yield from iter_steps(part)
 
