@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+import xxhash
 
 import batchloom
 from batchloom import StoreError
@@ -35,6 +36,20 @@ def edit_manifest(folder, change, name="dataset_metadata.json"):
     manifest.pop("checksum", None)
     change(manifest)
     path.write_text(json.dumps(manifest))
+
+
+def seal_sidecars(folder):
+    """Give the manifest the checksums that the sidecars have now, as if the writer had made them so."""
+
+    def seal(manifest):
+        for name, subset in manifest["subsets"].items():
+            for shard in subset["shards"]:
+                for suffix in ("docs", "mask", "weights", "pairs", "fields", "media"):
+                    path = folder / name / f"{shard['name']}.{suffix}"
+                    if path.is_file() and suffix in shard:
+                        shard[suffix] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+    edit_manifest(folder, seal)
 
 
 def truncate(path, count):
@@ -170,11 +185,30 @@ def test_damaged_masks(tmp_path, name):
     change, sentence, fails_when_read = MASK_ATTACKS[name]
     write_store(tmp_path, [[1, 2, 3], [4, 5, 6]], trained=[[1, 0, 1], [0, 1, 1]])
     change(tmp_path)
+    if sentence != "checksum differs":
+        seal_sidecars(tmp_path)
     if fails_when_read:
         with pytest.raises(StoreError, match=sentence):
             batchloom.open_store(tmp_path).mask(np.array([0]), np.array([0]), np.array([3]))
     verdict = verify_store(tmp_path)
     assert any(sentence in fault for fault in verdict.faults), verdict.faults
+
+
+@pytest.mark.parametrize("suffix", [".mask", ".weights", ".docs"])
+@pytest.mark.parametrize("verify", ["off", "first-read"])
+def test_any_bit_of_a_sidecar_is_verified_when_it_is_first_read(tmp_path, suffix, verify):
+    write_store(tmp_path, [[1, 2, 3], [4, 5, 6]], trained=[[1, 0, 0.5], [0, 1, 1]])
+    path = tmp_path / f"train/shard_00000{suffix}"
+    if suffix == ".mask":
+        write_store(tmp_path / "m", [[1, 2, 3], [4, 5, 6]], trained=[[1, 0, 1], [0, 1, 1]])
+        path = tmp_path / "m/train/shard_00000.mask"
+    sound = path.read_bytes()
+    for position in range(len(sound)):
+        overwrite(path, position, bytes([sound[position] ^ 4]))
+        store = batchloom.open_store(path.parent.parent, verify=verify)
+        with pytest.raises(StoreError, match=f"shard_00000{suffix}: checksum differs"):
+            _ = store.provenance.of(0) if suffix == ".docs" else store.mask(*np.array([[0], [0], [3]]))
+        path.write_bytes(sound)
 
 
 def test_a_mask_missing_from_the_manifest(folder):

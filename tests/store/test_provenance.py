@@ -5,6 +5,7 @@ import pytest
 from batchloom import StoreError, open_store
 from batchloom.store import compact_store, find_documents, remove_documents
 from batchloom.testing import append_documents, write_store
+from store.test_damaged_stores import seal_sidecars
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -38,6 +39,7 @@ def test_a_part_outside_of_the_sources_is_damage(tmp_path, part):
         offset = 32 + 32 * len(store) + 4 * document
         data[offset : offset + 4] = part.to_bytes(4, "little")
     path.write_bytes(data)
+    seal_sidecars(store.path)
     store = open_store(store.path)
     for look_up in (
         lambda: find_documents(store, provenance.source, provenance.record),
@@ -56,6 +58,7 @@ def test_a_record_outside_of_its_part_is_damage(tmp_path):
     offset = 32 + 16 * len(store) + 8 * 70
     data[offset : offset + 8] = (1 << 40).to_bytes(8, "little")
     path.write_bytes(data)
+    seal_sidecars(store.path)
     store = open_store(store.path)
     assert store.provenance.of(69).record == 69
     with pytest.raises(StoreError, match=r"names record 1,099,511,627,776 of a part of given .* 100"):

@@ -39,7 +39,7 @@ def cut(path):
     ("damage", "path", "message"),
     [
         (lambda store: cut(store / "train/shard_00000.bin"), "/documents", "shard_00000.bin has 40 bytes"),
-        (lambda store: cut(store / "train/shard_00000.docs"), "/document/1", "do not fit its 40 bytes"),
+        (lambda store: cut(store / "train/shard_00000.docs"), "/document/1", "shard_00000.docs: checksum differs"),
         (lambda store: (store / "train/shard_00000.docs").unlink(), "/document/1", "No such file"),
         (lambda store: (store / "train/shard_00000.idx").unlink(), "/packing?seq_len=64", "No such file"),
         (lambda store: (store / "tokenizer_state.json").write_text("{"), "/documents", "tokenizer_state.json"),

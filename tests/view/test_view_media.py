@@ -12,6 +12,7 @@ from batchloom.view import ViewSpec, write_view
 from media.processors import qwen2_audio, qwen2_vl, save_processor
 from media.sample_media import encode_image, make_image, make_messages, write_images, write_sounds
 from media.sample_videos import decode_all_frames, make_video
+from store.test_damaged_stores import seal_sidecars
 from view.conftest import TOKEN, open_client, serving
 
 
@@ -150,6 +151,7 @@ def test_only_files_below_the_folder_of_the_inputs_are_served(tmp_path, processo
     assert data.count(b"pictures/1_0.jpg") == 1
     # The store names a file outside, which the resolver refuses before it is opened.
     file.write_bytes(data.replace(b"pictures/1_0.jpg", b".././in/../0.jpg"))
+    seal_sidecars(store)
     with serving(store) as address, open_client(address) as client:
         for path in ("/document/1/media/0", "/document/1/media/../../../0.jpg", "/document/1/media/%2e%2e"):
             answer = client.get(path)

@@ -152,9 +152,9 @@ def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
 
 
 def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
-    """Refuse steps that could make a text much longer: eight times `a` to twenty `a` needs 25 GB for one letter.
+    """Refuse steps that could make a text much longer.
 
-    The bound holds for all texts. Unicode's own forms make a text at most eleven times as long and count as one.
+    Eight times `a` to twenty `a` needs 25 GB for one letter. The bound holds for all texts. Unicode's own forms make a text at most eleven times as long and count as one.
 
     Raises:
         TokenizerError: a text may become more than ``_MAX_GROWTH`` times as long.
@@ -169,7 +169,7 @@ def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
 
 
 def _find_growth(step: Mapping[str, Any]) -> float:
-    """Return how many times as long a step may make a text, in bytes; 1 for steps that change few characters."""
+    """Return how many times as long a step may make a text, in bytes."""
     if step.get("type") == "Replace":
         content, pattern = str(step.get("content", "")), step.get("pattern")
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None

@@ -46,6 +46,8 @@ class LocalReader(SubsetReader):
     def __init__(self, path: Path, split: str, manifest: Manifest | None, verify: str = "off") -> None:
         self._path = path
         self._checks: FirstRead | None = None
+        # Shard and suffix of each sidecar whose checksum was compared.
+        self._verified_sidecars: set[tuple[int, str]] = set()
         self._index_blocks: IndexBlocks | None = None
         if manifest is None:
             shard, self._index_blocks = map_prefix(path)
@@ -171,10 +173,13 @@ class LocalReader(SubsetReader):
         return begins
 
     def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
-        if self._checks is not None and suffix in (".mask", ".weights"):
-            self._checks.verify_sidecar(shard, suffix)
         path = self._name_file(shard, suffix)
-        return path, map_file(path)
+        view = map_file(path)
+        if self.manifest is not None and (shard, suffix) not in self._verified_sidecars:
+            # They are small beside the tokens, and nothing shows their damage: another weight is a weight, too.
+            verify_file(path, self.manifest.subsets[self.split].shards[shard].checksums[suffix], view)
+            self._verified_sidecars.add((shard, suffix))
+        return path, view
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         return read_blob(self._name_file(shard, ".blobs"), begin, size)
@@ -204,14 +209,9 @@ class FirstRead:
         self._shards: dict[int, tuple[memoryview, ChecksumFile]] = {}
         self._verified_shards: set[int] = set()
         for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
-            self._verify_file(folder / name, layer.lengths)
+            verify_file(folder / name, layer.lengths)
         if subset.removed is not None and subset.removed_file is not None:
-            self._verify_file(folder / subset.removed_file, subset.removed.file)
-
-    def verify_sidecar(self, shard: int, suffix: str) -> None:
-        entry = self._subset.shards[shard]
-        if suffix in entry.checksums:
-            self._verify_file(self._folder / f"{entry.name}{suffix}", entry.checksums[suffix])
+            verify_file(folder / subset.removed_file, subset.removed.file)
 
     def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
         bases = self._bases.take(shards)
@@ -259,7 +259,7 @@ class FirstRead:
         path = self._folder / f"{entry.name}.bin"
         if entry.sums is None:
             if shard not in self._verified_shards:
-                self._verify_file(path, entry.bin)
+                verify_file(path, entry.bin)
                 self._verified_shards.add(shard)
             return None
         data = map_file(path)
@@ -271,6 +271,8 @@ class FirstRead:
         )
         return mapped
 
-    def _verify_file(self, path: Path, expected_checksum: str) -> None:
-        if compute_checksum(map_file(path)) != expected_checksum:
-            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
+
+def verify_file(path: Path, expected_checksum: str, view: memoryview | None = None) -> None:
+    """Compare a file, or its mapped content, with its checksum in the manifest."""
+    if compute_checksum(map_file(path) if view is None else view) != expected_checksum:
+        raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")

@@ -51,7 +51,8 @@ def open_store(
             ``batchloom/blocks`` in the user's cache folder.
         cache_limit: maximum size of the cache in bytes; None: 50 GB.
         verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
-            reads it; ``full``: every time; ``off``: never. None: ``first-read`` for a URL, else ``off``.
+            reads it; ``full``: every time; ``off``: never. None: ``first-read`` for a URL, else ``off``. Masks,
+            weights, pairs, columns and provenance of a local store are always verified, when first read.
         media: read only documents that hold exactly these media: ``none``, ``image``, ``audio`` or ``image+audio``;
             ``any`` for all with media. Plans skip the others; document numbers stay the same. None for all.
 
