@@ -154,7 +154,8 @@ def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
 def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
     """Refuse steps that could make a text much longer.
 
-    Eight times `a` to twenty `a` needs 25 GB for one letter. The bound holds for all texts. Unicode's own forms make a text at most eleven times as long and count as one.
+    Eight times `a` to twenty `a` needs 25 GB for one letter. The bound holds for all texts. Unicode's own forms make a
+    text at most eleven times as long and count as one.
 
     Raises:
         TokenizerError: a text may become more than ``_MAX_GROWTH`` times as long.
