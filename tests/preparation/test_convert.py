@@ -1,5 +1,6 @@
 """``convert`` writes any input to one file of equal rows."""
 
+import gc
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from batchloom.core.errors import (
     TooManyBadRecordsError,
 )
 from batchloom.preparation import convert
+from batchloom.preparation.row_conversion import ParquetRowFile
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources
 from preparation.test_formats import RECORDS, WRITERS
 from sources.test_tables import write_table
@@ -352,3 +354,21 @@ def test_real_rows_come_back(real_data, tmp_path):
     convert(real_data / "tinyshakespeare.txt", out=tmp_path / "t.jsonl")
     texts = [row["text"] for row in read_rows(tmp_path / "t.jsonl")]
     assert "".join(texts) == (real_data / "tinyshakespeare.txt").read_text()
+
+
+def test_a_conversion_to_parquet_that_is_stopped_leaves_nothing(tmp_path, monkeypatch, capfd):
+    """pyarrow's writer closed itself when it was deleted, after its file was closed."""
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
+    write = ParquetRowFile.write
+
+    def stop(file, batch, *, nan):
+        write(file, batch, nan=nan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ParquetRowFile, "write", stop)
+    monkeypatch.setattr("batchloom.preparation.row_conversion._GROUP_BYTES", 1)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "in.jsonl", out=tmp_path / "out.parquet")
+    gc.collect()
+    assert "closed file" not in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

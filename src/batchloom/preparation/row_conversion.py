@@ -1,5 +1,6 @@
 """``convert``: write any input as JSON Lines, JSON or Parquet, in bounded memory."""
 
+import contextlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from batchloom.core.errors import (
     BatchloomError,
     InputError,
     InputMissingError,
+    OutputError,
     SchemaError,
     StoreConflictError,
     UnusableRecordError,
@@ -213,6 +215,9 @@ class RowFile(Protocol):
     def finish(self) -> None:
         """Write the remaining data; the underlying file stays open."""
 
+    def abandon(self) -> None:
+        """Give the file up; the underlying file is deleted by its owner."""
+
 
 def _encode_row(row: Row, *, nan: bool) -> bytes:
     """Encode a row as one line of JSON with unchanged values.
@@ -275,6 +280,9 @@ class JsonRowFile:
         if self._packed:
             self._out.close()
 
+    def abandon(self) -> None:
+        pass
+
 
 def build_arrow_schema(shape: ColumnType) -> Any:
     """Return the Arrow schema of rows of this type."""
@@ -328,6 +336,12 @@ class ParquetRowFile:
     def finish(self) -> None:
         self._flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        # pyarrow closes a writer that is deleted, and would write to the underlying file after that was closed.
+        with contextlib.suppress(OutputError):
+            self._writer.close()
+        self._writer.is_open = False
 
     def _flush(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - as above
@@ -658,15 +672,20 @@ class _RowConversion:
     def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:
         """Write all rows; write bad records to ``quarantine``, or report the first ones."""
         reported_count = 0
-        for source, batch in self._iter_batches("convert"):
-            file.write(batch, nan=source.kind in COLUMNAR_KINDS)
-            for bad in batch.bad:
-                if quarantine is not None:
-                    quarantine.write(encode_quarantine_line(source, self._rules, 0, bad))
-                elif reported_count < _MAX_REPORTED_BAD:
-                    reported_count += 1
-                    self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}", is_warning=True))
-        file.finish()
+        try:
+            for source, batch in self._iter_batches("convert"):
+                file.write(batch, nan=source.kind in COLUMNAR_KINDS)
+                for bad in batch.bad:
+                    if quarantine is not None:
+                        quarantine.write(encode_quarantine_line(source, self._rules, 0, bad))
+                    elif reported_count < _MAX_REPORTED_BAD:
+                        reported_count += 1
+                        error = make_bad_record_error(source, self._rules, 0, bad)
+                        self._hear(Note(f"Left out: {error}", is_warning=True))
+            file.finish()
+        except BaseException:
+            file.abandon()
+            raise
 
     def _infer_schema(self) -> tuple[Any, tuple[str, ...]]:
         """Return the Arrow schema of all rows, and notes on values that it changes."""
