@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import batchloom
 from batchloom.batches.assembly import find_kernel
 from batchloom.core.native import SOURCES, compile_library, find_compiler, get_library_path
+from batchloom.store.format import find_short_file_namer
 from batchloom.testing import write_store
 from batchloom.text.words import count_words, find_word_kernel
 
@@ -29,6 +31,11 @@ def split_text(_folder):
 
 USERS = {
     "kernel": ("batchloom.batches.assembly.array_filling.KERNEL_SOURCE", find_kernel, fill_batch),
+    "mapped_files": (
+        "batchloom.store.format.megatron_index.MAPPED_FILES_SOURCE",
+        find_short_file_namer,
+        fill_batch,
+    ),
     "words": ("batchloom.text.words.WORDS_SOURCE", find_word_kernel, split_text),
 }
 
@@ -70,7 +77,7 @@ def test_an_unusable_library_is_named_once_and_not_used(installation, caplog, li
     with caplog.at_level(logging.INFO, "batchloom"):
         use(source.parent)
         assert find() is None
-    (line,) = [record for record in caplog.records if "slower" in record.getMessage()]
+    (line,) = [record for record in caplog.records if "cannot be used" in record.getMessage()]
     assert line.levelno == logging.WARNING
     assert ("was built from another version" if library == "other version" else path.name) in line.getMessage()
 
@@ -80,7 +87,7 @@ def test_a_missing_library_is_named_once(installation, caplog):
     with caplog.at_level(logging.INFO, "batchloom"):
         use(source.parent)
         assert find() is None
-    assert [record.levelname for record in caplog.records if "slower" in record.getMessage()] == ["INFO"]
+    assert [record.levelname for record in caplog.records if "is missing" in record.getMessage()] == ["INFO"]
 
 
 def test_without_a_working_compiler_nothing_is_built(tmp_path, monkeypatch):
@@ -114,3 +121,27 @@ def test_a_universal_python_gets_both_architectures(tmp_path, monkeypatch):
         monkeypatch.setattr("sysconfig.get_platform", lambda platform=platform: platform)
         compile_library(SOURCES[0], tmp_path)
         assert ("-arch arm64 -arch x86_64" in (tmp_path / "words").read_text()) == expected
+
+
+TRUNCATE_WHILE_MAPPED = """
+import faulthandler, os, sys
+import batchloom
+if "faulthandler" in sys.argv:
+    faulthandler.enable()
+store = batchloom.open_store("s")
+store[0]
+os.truncate("s/train/shard_00000.bin", 10)
+store[99].ids.sum()
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("handler", ["none", "faulthandler"])
+def test_a_file_that_becomes_shorter_while_it_is_mapped_is_named(tmp_path, handler):
+    write_store(tmp_path / "s", [[1] * 4000] * 100)
+    command = [sys.executable, "-c", TRUNCATE_WHILE_MAPPED, handler]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGBUS
+    assert "s/train/shard_00000.bin became shorter while it was read" in result.stderr
+    # The handler of somebody else does its work as before.
+    assert ("Fatal Python error: Bus error" in result.stderr) == (handler == "faulthandler")

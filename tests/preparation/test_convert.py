@@ -24,7 +24,6 @@ from batchloom.core.errors import (
     TooManyBadRecordsError,
 )
 from batchloom.preparation import convert
-from batchloom.preparation.row_conversion import ParquetRowFile
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources
 from preparation.test_formats import RECORDS, WRITERS
 from sources.test_tables import write_table
@@ -359,14 +358,13 @@ def test_real_rows_come_back(real_data, tmp_path):
 def test_a_conversion_to_parquet_that_is_stopped_leaves_nothing(tmp_path, monkeypatch, capfd):
     """pyarrow's writer closed itself when it was deleted, after its file was closed."""
     (tmp_path / "in.jsonl").write_text('{"a": 1}\n')
-    write = ParquetRowFile.write
+    write_table = pq.ParquetWriter.write_table
 
-    def stop(file, batch, *, nan):
-        write(file, batch, nan=nan)
+    def stop(writer, table, **options):
+        write_table(writer, table, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ParquetRowFile, "write", stop)
-    monkeypatch.setattr("batchloom.preparation.row_conversion._GROUP_BYTES", 1)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", stop)
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "in.jsonl", out=tmp_path / "out.parquet")
     gc.collect()

@@ -21,7 +21,8 @@ from pathlib import Path
 _LOG = logging.getLogger("batchloom")
 _PACKAGE = Path(__file__).parents[1]
 KERNEL_SOURCE, WORDS_SOURCE = _PACKAGE / "batches/assembly/kernel.c", _PACKAGE / "text/words.c"
-SOURCES = (KERNEL_SOURCE, WORDS_SOURCE)
+MAPPED_FILES_SOURCE = _PACKAGE / "store/format/mapped_files.c"
+SOURCES = (KERNEL_SOURCE, WORDS_SOURCE, MAPPED_FILES_SOURCE)
 
 
 def get_library_path(source: Path, folder: Path) -> Path:

@@ -47,7 +47,12 @@ from .media_index import (
     make_stored_media as make_stored_media,
     read_blob as read_blob,
 )
-from .megatron_index import encode_index as encode_index, iter_index_chunks as iter_index_chunks, map_index as map_index
+from .megatron_index import (
+    encode_index as encode_index,
+    find_short_file_namer as find_short_file_namer,
+    iter_index_chunks as iter_index_chunks,
+    map_index as map_index,
+)
 from .objectives import OBJECTIVES as OBJECTIVES, SIDE_NAMES as SIDE_NAMES, ObjectiveName as ObjectiveName
 from .shard_sidecars import (
     CHECK_REMEDY as CHECK_REMEDY,

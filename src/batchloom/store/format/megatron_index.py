@@ -6,12 +6,14 @@ i64 document index [D] (first 0, last S); i8 modes [S] in multimodal sets only.
 Source: megatron/core/datasets/indexed_dataset.py, ``_IndexWriter`` and ``_IndexReader``.
 """
 
+import ctypes
 import errno
 import mmap
 import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.files import describe_os_error, open_regular_file
+from batchloom.core.native import MAPPED_FILES_SOURCE, find_library
 from batchloom.store.format.layout import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -98,6 +101,15 @@ def map_index(path: Path) -> MegatronIndex:
     )
 
 
+@cache
+def find_short_file_namer() -> ctypes.CDLL | None:
+    """Return the library that names files that become shorter; None without."""
+    library = find_library(MAPPED_FILES_SOURCE, "A file that becomes shorter while it is read is not named")
+    if library is not None:
+        library.batchloom_name_short_files()
+    return library
+
+
 def map_file(path: Path) -> memoryview:
     """Map a file read-only; an empty file gives an empty view.
 
@@ -108,6 +120,7 @@ def map_file(path: Path) -> memoryview:
         with open_regular_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
+            find_short_file_namer()
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error, _REMEDIES)}.") from error
