@@ -1,5 +1,6 @@
 """Failing disks, changed inputs, other runs and Ctrl-C: errors, then resuming."""
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import batchloom
 from batchloom import InputError
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import ExecutionSettings, Progress, RunSettings, run_recipe
@@ -282,3 +284,15 @@ def test_a_clock_that_jumps(inputs, expected_files, tmp_path, monkeypatch):
     # A jump would be a year.
     assert 0 < report["seconds"] < 3600
     assert hash_store_files(out) == expected_files
+
+
+def test_a_work_folder_that_cannot_be_deleted_is_named(tmp_path, monkeypatch, caplog):
+    (tmp_path / "in.txt").write_text("a text")
+
+    def refuse(path, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("batchloom.preparation.units.work_folder.shutil.rmtree", refuse)
+    batchloom.prepare(tmp_path / "in.txt", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    assert f"{tmp_path}/s/.work is not needed any more but cannot be deleted (permission denied;" in caplog.text
+    assert len(batchloom.open_store(tmp_path / "s")) == 1

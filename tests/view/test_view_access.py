@@ -66,6 +66,7 @@ def test_the_token_leaves_the_address_and_keeps_the_rest(stranger):
     cookie = response.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
+    assert TOKEN[:8] not in cookie.partition("=")[0]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "192.168.0.7", ""])

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import hashlib
 import hmac
 import html
 import os
@@ -66,7 +67,7 @@ class AccessGuard:
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
         # Browsers share the cookies of all ports of a host, and several servers may run.
-        self._cookie = f"batchloom_{token[:8]}"
+        self._cookie = f"batchloom_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import time
@@ -29,6 +30,8 @@ from batchloom.store.write import make_folder, sync_folder
 from batchloom.tokens import Tokenizer, encode_state
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("batchloom")
 
 # Excluded records, each with the reason.
 ExcludedRecords = tuple[tuple[RecordPosition, str], ...]
@@ -426,16 +429,25 @@ class WorkFolder:
         return (self.store / MANIFEST_NAME).exists()
 
     def remove(self) -> None:
-        """Delete the folder at the end of the job; the next run deletes leftovers."""
-        with contextlib.suppress(OSError):
+        """Delete the folder at the end of the job, or warn of what stays: its result is complete."""
+        try:
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
+                    shutil.rmtree(path)
                 elif path.name != LOCK_NAME:
                     path.unlink()
             # The lock file goes last: a run that finds none starts.
             (self.path / LOCK_NAME).unlink()
             self.path.rmdir()
+        except FileNotFoundError:
+            # A run that waited for this one began its own work in the folder.
+            pass
+        except OSError as error:
+            _LOG.warning(
+                "The work folder %s is not needed any more but cannot be deleted (%s).",
+                self.path,
+                describe_os_error(error),
+            )
         self._lock.close()
 
     def clear(self, *, keep_units: bool = False) -> None:
