@@ -132,9 +132,15 @@ def test_a_source_that_an_edit_added_loses_its_removed_documents(store, args, tm
     assert "removed: served as end tokens without loss since then" in capsys.readouterr().out
 
 
-def test_an_edit_that_adds_a_store_records_its_place(store, args, tmp_path):
+def test_a_source_is_added_by_the_edit_that_a_refused_resume_names(store, args, tmp_path, capsys):
     other, out = small_store(tmp_path / "other").path, tmp_path / "run"
     assert train("--mixture", f"{store}=1", *args[2:], "--out", out, "--stop-at", 2) == 0
+    capsys.readouterr()
+    assert train("--mixture", f"{store}=0.4,{other}=0.6", *args[2:], "--out", out, "--resume") == 1
+    remedy = (
+        "batchloom edit {} --at-step STEP --weights WEIGHTS --mixture MIXTURE. MIXTURE has the weights as they were"
+    )
+    assert remedy.format(out) in capsys.readouterr().err
     edit = ["edit", str(out), "--mixture", f"{store}=1,{other}", "--at-step", "3", "--weights", "s=0.4,other=0.6"]
     assert run_command_line(edit) == 0
     assert train("--out", out, "--resume") == 0

@@ -230,7 +230,7 @@ class PlanRequest:
     mixture: Annotated[
         str | None,
         Setting(
-            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT; replaces STORE.",
+            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT (a PATH alone waits for an edit); replaces STORE.",
             panel=_DATA_PANEL,
         ),
     ] = None

@@ -35,7 +35,7 @@ def edit(
     mixture: Annotated[
         str | None,
         Option(
-            help="Mixture of the run, in the form train takes it; stores may be added.",
+            help="Mixture of the run, in the form train takes it; add a store without a weight: a=1,new.",
             show_default="the one it recorded",
         ),
     ] = None,

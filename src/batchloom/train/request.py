@@ -170,7 +170,8 @@ class DataRequest:
     mixture: Annotated[
         Mixture | None,
         DataSetting(
-            help="Several stores and their weights: a YAML file, or stores/web=0.7,stores/code=0.3. Replaces --data.",
+            help="Several stores and their weights: a YAML file, or stores/web=0.7,stores/code=0.3 (stores/new alone "
+            "waits for an edit). Replaces --data.",
             option_type=str,
         ),
     ] = None

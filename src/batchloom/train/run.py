@@ -279,7 +279,7 @@ def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
         newest = folder.find_newest_checkpoint()
         if newest is not None and isinstance(run.store, Stream):
             run.store.check_state_stream(read_checkpoint_state(newest)[1])
-        changes = _list_allowed_changes(folder.read(), run_description)
+        changes = _list_allowed_changes(folder.read(), run_description, folder.path)
         if newest is not None:
             done, state = load_checkpoint(newest, run.model, run.optimizer)
             run.loader.load_state_dict(state)
@@ -347,7 +347,9 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
         build_blueprint(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
 
 
-def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
+def _list_allowed_changes(
+    previous_description: dict[str, Any], run_description: dict[str, Any], run_path: Path
+) -> list[str]:
     """List allowed differences between a run and its continuation."""
     old, new = flatten_values(previous_description), flatten_values(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
@@ -358,10 +360,14 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
     refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS) and name not in unchanged_names]
     if refused_names:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
-        raise StateError(
-            f"--resume needs the same model, data and order, but {fields}. Give the settings the run was started "
-            "with, or another --out for a new run."
-        )
+        remedy = "Give the settings the run was started with, or another --out for a new run."
+        if any(name.startswith("data.mixture.weights.") for name in refused_names):
+            remedy += (
+                f" Sources and weights change by an edit: batchloom edit {run_path} --at-step STEP --weights WEIGHTS "
+                "--mixture MIXTURE. MIXTURE has the weights as they were, and a new source without one "
+                "(web=0.7,code=0.3,stores/new); resume with the same."
+            )
+        raise StateError(f"--resume needs the same model, data and order, but {fields}. {remedy}")
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
 
 
