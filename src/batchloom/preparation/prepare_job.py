@@ -30,6 +30,7 @@ from batchloom.preparation.report.progress import (
 )
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.request.inputs import InputArgument, default_tokenizer, list_inputs
+from batchloom.preparation.request.python_data import PythonRows, write_python_data
 from batchloom.preparation.request.recipe_choice import (
     PrepareRequest,
     RecipeReference,
@@ -61,7 +62,7 @@ _NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def prepare(
-    inputs: InputArgument | Sequence[InputArgument] | None = None,
+    inputs: InputArgument | Sequence[InputArgument] | PythonRows | None = None,
     *,
     out: str | os.PathLike[str],
     recipe: RecipeReference | None = None,
@@ -77,7 +78,8 @@ def prepare(
     Args:
         inputs: files, folders, globs, archives and URLs, also compressed (``.gz``, ``.zst`` ...), data sets
             of the Hub, ``-`` for standard input; YAML manifests and :class:`DatasetConfig`; or one
-            name of synthetic data. They replace the recipe's inputs; None uses those.
+            name of synthetic data. Or data of Python: rows (dicts), an iterator of texts, a ``datasets.Dataset``, a
+            table of pandas, polars or Arrow. They replace the recipe's inputs; None uses those.
         out: folder of the store, or a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, a recipe file, or a store to make again. The other arguments
             override it.
@@ -96,15 +98,24 @@ def prepare(
         WorkerError: workers cannot be started, or die repeatedly.
     """
     check_option_names("prepare", options, PrepareOptions)
-    settings, recipe_options = make_run_settings(options), _drop_run_options(options)
-    build_request = partial(make_append_request, out=out) if settings.append else make_request
-    request = build_request(inputs, recipe_options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
-    default = default_tokenizer(request.recipe.reading)
-    if progress is None and recipe is None and "tokenizer" not in options and request.recipe.tokenizer == default:
-        log_note(Note(f"The tokenizer is {default}, the default (tokenizer=)."))
-    return run_request(request, folder, progress or log_note, settings)
+    settings, recipe_options = make_run_settings(options), _drop_run_options(options)
+    build_request = partial(make_append_request, out=out) if settings.append else make_request
+    with write_python_data(inputs, recipe_options.get("tokenizer"), _find_near_folder(folder)) as data:
+        if data.tokenizer is not None:
+            recipe_options["tokenizer"] = data.tokenizer
+        request = build_request(data.inputs, recipe_options, recipe)
+        default = default_tokenizer(request.recipe.reading)
+        if progress is None and recipe is None and data.tokenizer is None and request.recipe.tokenizer == default:
+            log_note(Note(f"The tokenizer is {default}, the default (tokenizer=)."))
+        settings = replace(settings, hash_inputs=settings.hash_inputs or data.is_written)
+        return run_request(request, folder, progress or log_note, settings)
+
+
+def _find_near_folder(out: str) -> Path | None:
+    """Return an existing folder on the disk of a store; None for a remote one."""
+    return None if is_url(out) else next(folder for folder in Path(out).absolute().parents if folder.is_dir())
 
 
 def _drop_run_options(options: PrepareOptions) -> dict[str, object]:

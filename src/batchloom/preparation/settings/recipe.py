@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, Protocol, TypedDict, get_args
 
 import xxhash
 
@@ -703,10 +703,17 @@ def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in derived_fields}
 
 
+class PretrainedTokenizer(Protocol):
+    """A tokenizer of transformers, which ``prepare`` takes, too."""
+
+    def save_pretrained(self, save_directory: Any) -> object:
+        """Save it to a folder."""
+
+
 class DocumentOptions(TypedDict, total=False):
     """Settings that determine how documents are read; None is unset."""
 
-    tokenizer: str | None
+    tokenizer: str | PretrainedTokenizer | None
     end_token: str | None
     text_field: str | None
     mapping: Mapping[str, str] | None

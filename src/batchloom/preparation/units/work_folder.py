@@ -429,7 +429,7 @@ class WorkFolder:
         return (self.store / MANIFEST_NAME).exists()
 
     def remove(self) -> None:
-        """Delete the folder at the end of the job, or warn of what stays: its result is complete."""
+        """Delete the folder at the end of the job; warn of what stays."""
         try:
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():

@@ -1,0 +1,160 @@
+"""Rows, tables and tokenizers of Python, written to files that a job reads."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import orjson
+
+from batchloom.core.addresses import is_glob, is_url
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.preparation.settings.dataset_config import DatasetConfig
+
+# Rows of a data set of Hugging Face that are converted at once.
+_BATCH_ROWS = 1000
+_SINGLE_TYPES = (str, bytes, os.PathLike, DatasetConfig, type(None))
+
+
+class ArrowStream(Protocol):
+    """A table that exports an Arrow stream, as those of pandas, polars and pyarrow do."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the table."""
+
+
+# ``datasets.Dataset`` is an iterable of rows.
+PythonRows: TypeAlias = Iterable[Mapping[str, Any]] | Iterator[str] | ArrowStream
+
+
+class PythonData(NamedTuple):
+    """Inputs and tokenizer as ``prepare`` takes them from a command line."""
+
+    inputs: Any
+    tokenizer: Any
+    # Whether the inputs are a new file. Its content must be its identity, so that the same rows resume a job.
+    is_written: bool
+
+
+@contextlib.contextmanager
+def write_python_data(inputs: object, tokenizer: object, folder: Path | None) -> Iterator[PythonData]:
+    """Yield inputs and tokenizer with the objects replaced by files.
+
+    Args:
+        inputs: paths, or rows (mappings), texts (an iterator of strings), or a table: ``datasets.Dataset``, pandas,
+            polars, Arrow and whatever else exports an Arrow stream.
+        tokenizer: name or path, or a tokenizer of transformers or tokenizers.
+        folder: existing folder in which the files are made, None for that of the system; they are deleted at the end.
+
+    Raises:
+        InputError: a row is neither a mapping nor a text, or holds what JSON cannot hold.
+        SettingsError: the inputs are several data sets.
+    """
+    inputs = _peek(inputs)
+    has_data = not _names_files(inputs)
+    has_tokenizer = hasattr(tokenizer, "save_pretrained") or hasattr(tokenizer, "to_str")
+    if not has_data and not has_tokenizer:
+        yield PythonData(inputs, tokenizer, is_written=False)
+        return
+    files = Path(tempfile.mkdtemp(prefix=".batchloom-", dir=folder))
+    try:
+        yield PythonData(
+            _write_data(inputs, files) if has_data else inputs,
+            _save_tokenizer(tokenizer, files) if has_tokenizer else tokenizer,
+            is_written=has_data,
+        )
+    finally:
+        shutil.rmtree(files)
+
+
+def _peek(inputs: Any) -> Any:
+    """Return the inputs; those of an iterable that names files as a list."""
+    if isinstance(inputs, (*_SINGLE_TYPES, Sequence, Mapping)) or _is_hf_dataset(inputs) or _is_arrow_stream(inputs):
+        return inputs
+    if not isinstance(inputs, Iterable) or hasattr(inputs, "columns"):
+        kind = type(inputs).__name__
+        table = "an Arrow table (pandas exports them from 2.2 on)"
+        raise SettingsError([f"inputs: an object of type {kind} is neither path nor rows nor {table}"])
+    items = iter(inputs)
+    first = next(items, None)
+    items = chain([] if first is None else [first], items)
+    # Texts are no names of files; a first one that is such a name decides for all.
+    is_name = isinstance(first, str) and (is_url(first) or is_glob(first) or os.path.exists(first))  # noqa: PTH110
+    return [*items] if is_name or first is None or isinstance(first, (os.PathLike, DatasetConfig)) else items
+
+
+def _is_hf_dataset(inputs: Any) -> bool:
+    return hasattr(inputs, "with_format") and hasattr(inputs, "num_rows")
+
+
+def _is_arrow_stream(inputs: Any) -> bool:
+    return hasattr(inputs, "__arrow_c_stream__")
+
+
+def _names_files(inputs: Any) -> bool:
+    """Return whether inputs are those that a command line has, or manifests."""
+    if isinstance(inputs, _SINGLE_TYPES):
+        return True
+    return isinstance(inputs, Sequence) and not (inputs and isinstance(inputs[0], Mapping))
+
+
+def _write_data(inputs: Any, folder: Path) -> str:
+    if isinstance(inputs, Mapping):
+        names = ", ".join(map(repr, inputs))
+        raise SettingsError([f"inputs: a mapping of {names}; give one data set, or the rows of one"])
+    if _is_hf_dataset(inputs):
+        return _write_tables(inputs.with_format("arrow").iter(_BATCH_ROWS), folder)
+    if _is_arrow_stream(inputs):
+        import pyarrow as pa  # noqa: PLC0415 - files of text need none
+
+        try:
+            return _write_tables(pa.RecordBatchReader.from_stream(inputs), folder)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InputError(f"inputs: {type(inputs).__name__} cannot be read as a table: {error}.") from error
+    return _write_rows(inputs, folder)
+
+
+def _write_tables(tables: Iterable[Any], folder: Path) -> str:
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    path = folder / "data.arrow"
+    with contextlib.ExitStack() as stack:
+        file, writer = stack.enter_context(path.open("wb")), None
+        for table in tables:
+            # The metadata hold versions of the library that made the table.
+            plain = table.replace_schema_metadata(None)
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_file(file, plain.schema))
+            writer.write(plain)
+    return os.fspath(path)
+
+
+def _write_rows(rows: Iterable[Any], folder: Path) -> str:
+    path = folder / "data.jsonl"
+    with path.open("wb") as file:
+        for number, row in enumerate(rows):
+            if not isinstance(row, (Mapping, str)):
+                raise InputError(
+                    f"inputs: row {number:,} is of type {type(row).__name__}, neither a mapping nor a text."
+                )
+            try:
+                line = orjson.dumps({"text": row} if isinstance(row, str) else row, option=orjson.OPT_SERIALIZE_NUMPY)
+            except TypeError as error:
+                raise InputError(f"inputs: row {number:,} cannot be written as JSON: {error}.") from error
+            file.write(line + b"\n")
+    return os.fspath(path)
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> str:
+    """Save a tokenizer in a folder of its name, which a store records."""
+    path = folder / (Path(getattr(tokenizer, "name_or_path", "")).name or "tokenizer")
+    path.mkdir()
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(path)
+    else:
+        (path / "tokenizer.json").write_text(tokenizer.to_str(), "utf-8")
+    return os.fspath(path)
