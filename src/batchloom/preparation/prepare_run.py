@@ -154,8 +154,10 @@ def make_store(
     except _UnfitSourcesError as error:
         unfit = error.unfit
     except StoreConflictError:
-        # A finished store lacks what was left out when it was made.
-        unfit = _find_unfit(listing.sources, RecordParsers(request.recipe, settings.limits), request.recipe)
+        # A finished store lacks what was left out when it was made. A file that cannot be read now was not.
+        unfit = []
+        with contextlib.suppress(InputError):
+            unfit = _find_unfit(listing.sources, RecordParsers(request.recipe, settings.limits), request.recipe)
         if not unfit:
             raise
     fitting = leave_out_unfit(listing, unfit, request.recipe)
@@ -266,11 +268,11 @@ def _find_finished_job(
     return make_result(out, manifest, engine_note=note, seconds=log.elapsed, already_done=True)
 
 
-class _UnfitSourcesError(InputError):
+class _UnfitSourcesError(Exception):
     """Files of folders and archives whose records fit no schema, each with its error."""
 
     def __init__(self, unfit: Sequence[tuple[Source, SchemaError]]) -> None:
-        super().__init__(str(unfit[0][1]))
+        super().__init__()
         self.unfit = unfit
 
 
