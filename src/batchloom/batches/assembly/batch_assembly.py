@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,18 @@ MediaOffsetsByName = Mapping[str, MediaOffsets]
 _UNKNOWN_STEP = -2
 
 
+ArrayName: TypeAlias = Literal[
+    "input_ids",
+    "labels",
+    "loss_weights",
+    "position_ids",
+    "seq_idx",
+    "token_type_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+]
+
+
 class Batch(dict[str, Any]):
     """A dict of arrays, as models take it, with its step and origin.
 
@@ -133,6 +145,16 @@ class Batch(dict[str, Any]):
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
         self.step, self.origin, self.layout = step, origin, layout
+
+    if TYPE_CHECKING:
+        # Editors complete the keys. An array is of numpy or torch, as ``output`` says.
+        @overload
+        def __getitem__(self, key: Literal["max_length_q", "max_length_k"], /) -> int: ...
+        @overload
+        def __getitem__(self, key: ArrayName, /) -> Any: ...
+        @overload
+        def __getitem__(self, key: str, /) -> Any: ...
+        def __getitem__(self, key: str, /) -> Any: ...
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
