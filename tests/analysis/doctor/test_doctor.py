@@ -221,6 +221,20 @@ def test_only_ten_bad_records_are_listed(tmp_path):
     assert (len(diagnosis.bad), diagnosis.bad_seen, diagnosis.sound) == (10, 30, False)
 
 
+def test_bad_records_of_all_files_are_named(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text("{\n" * 50)
+    (tmp_path / "in/b.txt").write_bytes("Größe".encode("cp1252"))
+    (tmp_path / "in/c.jsonl").write_text('{"text": "right"}\n' * 50 + "{\n")
+    diagnosis = batchloom.doctor(tmp_path / "in", tokenizer="bytes")
+    assert [(bad.file, bad.line) for bad in diagnosis.bad][-3:] == [
+        ("in/a.jsonl", 8),
+        ("in/b.txt", 1),
+        ("in/c.jsonl", 51),
+    ]
+    assert (len(diagnosis.bad), diagnosis.bad_seen) == (10, 52)
+
+
 def test_dropped_and_long_documents_are_reported(tmp_path):
     untrained_turn = {"role": "assistant", "content": "not trained", "train": False}
     rows = [*CHATS, {"messages": [{"role": "user", "content": "Well?"}, untrained_turn]}]

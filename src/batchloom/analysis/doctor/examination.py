@@ -103,6 +103,8 @@ _BEGINNING_CHARACTERS = 200
 _REPORT_SECONDS = 0.2
 # Maximum number of parts encoded together, and of bad records kept before they are sorted.
 _MAX_RUN_PARTS, _MAX_COLLECTED = 4096, 1024
+# Bad records from which those to list are chosen.
+_MAX_BAD_FACTS = 100
 # Minimum characters counted per batch. Without it a part whose batches hold no documents would be read to its end.
 _MIN_BATCH_CHARACTERS = 64 << 10
 
@@ -170,7 +172,7 @@ class Examination:
         sample: what is read.
         groups: sources that are read alike, with their counters.
         faults: why sources, or parts of them, cannot be read.
-        bad: the first bad records.
+        bad: bad records, the first ones of each file.
         beginning: beginning of the first document.
     """
 
@@ -193,6 +195,7 @@ class Examination:
         self.faults: list[str] = []
         self._warnings: list[str] = []
         self.bad: list[BadFacts] = []
+        self._bad_by_source: Counter[str] = Counter()
         self.beginning = ""
         self.groups = self._group_sources()
         self._group_of = {source.name: group for group in self.groups for source in group.sources}
@@ -361,8 +364,11 @@ class Examination:
                 record = BadRecord(alteration.record, alteration.offset, None, "", "")
                 self._first_altered[change] = self._name_record(part, before, record)
         bad_records.sort(key=_get_record_position)
-        for number, bad in bad_records[: MAX_LISTED - len(self.bad)]:
-            self.bad.append(self._make_bad_facts(parts[number], records_before[number], bad))
+        for number, bad in bad_records:
+            source = parts[number].source.name
+            if self._bad_by_source[source] < MAX_LISTED and len(self.bad) < _MAX_BAD_FACTS:
+                self._bad_by_source[source] += 1
+                self.bad.append(self._make_bad_facts(parts[number], records_before[number], bad))
         self._bytes_before += sum(part.stop - part.start for part in parts)
         group.seconds += time.perf_counter() - began
 
@@ -494,7 +500,7 @@ class Examination:
             tokens=sum(source.total_tokens or 0 for source in sources) if encoder else None,
             trained_tokens=sum(source.trained_tokens or 0 for source in sources) if encoder else None,
             duplicates=duplicates,
-            bad=tuple(self.bad),
+            bad=_spread_over_files(self.bad),
             bad_seen=sum(group.bad for group in groups),
             seconds=seconds if encoder else None,
             store_bytes=round(size) if encoder else None,
@@ -578,6 +584,16 @@ class Examination:
             count, reason = max(self._reasons.values(), key=lambda count_and_reason: count_and_reason[0])
             return f"The input gives no document: {format_count(count, 'record')} cannot be used ({reason})."
         return "The input gives no document: name other inputs, or leave fewer out."
+
+
+def _spread_over_files(bad: Sequence[BadFacts]) -> tuple[BadFacts, ...]:
+    """Return the first ones of as many files as are listed, in their order."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for number, facts in enumerate(bad):
+        ranked.append((seen[facts.file], number))
+        seen[facts.file] += 1
+    return tuple(bad[number] for number in sorted(number for _, number in sorted(ranked)[:MAX_LISTED]))
 
 
 def _get_record_position(numbered: tuple[int, BadRecord]) -> tuple[int, int]:
@@ -698,9 +714,10 @@ def check_raw(location: str, text_field: str | None, encoding: str | None) -> Ve
     if duplicates.repeated:
         repeated = format_count(duplicates.repeated, "document")
         verdict.facts["duplicates"] = f"{repeated} seen before: prepare leaves them out (--no-dedup keeps them)"
-    verdict.faults = [*examination.faults, *(facts.sentence for facts in examination.bad)]
-    if bad > len(examination.bad):
-        verdict.faults.append(f"{verdict.path}: and {bad - len(examination.bad):,} more bad records.")
+    listed = _spread_over_files(examination.bad)
+    verdict.faults = [*examination.faults, *(facts.sentence for facts in listed)]
+    if bad > len(listed):
+        verdict.faults.append(f"{verdict.path}: and {bad - len(listed):,} more bad records.")
     if not documents:
         verdict.faults.append(f"{verdict.path}: holds no document.")
     verdict.sample = examination.beginning

@@ -263,7 +263,7 @@ class Diagnosis:
         tokens: number of their tokens; None without a tokenizer.
         trained_tokens: number of trained tokens; None without a tokenizer.
         duplicates: repeated documents; None if there is nothing to read.
-        bad: the first ten bad records.
+        bad: ten bad records, of as many files as possible.
         bad_seen: number of bad records that were read.
         packing: how full sequences are; None without a tokenizer or documents, and for documents that no loader takes.
         seconds: estimated time of ``prepare`` on this machine; None without a tokenizer.
