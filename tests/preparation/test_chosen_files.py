@@ -8,7 +8,7 @@ import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import SchemaError
-from batchloom.preparation import convert
+from batchloom.preparation import Note, convert
 
 FILES = {
     "a.txt": "first",
@@ -22,6 +22,10 @@ CHOICES = [
     ({"include": "logs/*"}, {"logs/c.txt", "logs/deep/d.txt"}),
     ({"include": ["*.txt"], "exclude": ["logs/*"]}, {"a.txt", "logs.txt"}),
     ({"exclude": "*.log, deep/*"}, {"a.txt", "logs/c.txt", "logs.txt"}),
+    ({"exclude": "logs"}, {"a.txt", "b.log", "logs.txt"}),
+    ({"exclude": "./logs/"}, {"a.txt", "b.log", "logs.txt"}),
+    ({"include": "logs/deep"}, {"logs/deep/d.txt"}),
+    ({"exclude": "tree*,lo?s/deep"}, {"a.txt", "b.log", "logs/c.txt", "logs.txt"}),
     ({"exclude": "[ab]*"}, {"logs/c.txt", "logs/deep/d.txt", "logs.txt"}),
 ]
 
@@ -55,6 +59,17 @@ def test_files_are_chosen_by_globs(tree, tmp_path, options, names):
     rows = convert(tree, out=tmp_path / "rows.jsonl", **options)
     assert rows.rows == len(names)
     assert batchloom.doctor(tree, tokenizer="bytes", **options).documents == len(names)
+
+
+def test_a_pattern_that_matches_no_file_is_named(tree, tmp_path):
+    messages, choice = [], {"include": "*.txt", "exclude": "log,*.md,logs"}
+    batchloom.prepare(tree, out=tmp_path / "s", tokenizer="bytes", progress=messages.append, **choice)
+    notes = [message.text for message in messages if isinstance(message, Note) and message.is_warning]
+    assert [note for note in notes if "matches no file" in note] == [
+        "--exclude '*.md' matches no file.",
+        "--exclude 'log' matches no file.",
+    ]
+    assert any("--exclude 'x' matches no file" in warning for warning in batchloom.doctor(tree, exclude="x").notes)
 
 
 def test_a_manifest_chooses_files_of_each_data_set(tree, tmp_path, monkeypatch):

@@ -62,6 +62,7 @@ from batchloom.sources.formats.format_registry import (
     NOT_SELECTED,
     DeclaredInput,
     DetectedFile,
+    FileChoice,
     FileDetection,
     choose_encoding,
     describe_format_mismatch,
@@ -238,6 +239,7 @@ def list_sources(
             except InputError as error:
                 reraise_with_location(error, declared_input.location)
     lister.find_shared_files()
+    lister.warn_of_unmatched_patterns()
     return SourceListing(
         lister.sources,
         tuple(lister.notes),
@@ -293,6 +295,7 @@ class _SourceLister:
         self.unread: list[UnreadData] = []
         self._unread = UnreadData("")
         self._folders: set[tuple[int, int]] = set()
+        self._choice = FileChoice()
         self._skipped_counts: Counter[str] = Counter()
         self._duplicates: list[str] = []
         self._content_notes: list[str] = []
@@ -361,6 +364,10 @@ class _SourceLister:
         self.notes.append(f"Named more than once, read once: {label}.")
         self.shared.append(SharedFile(label, first, number))
         return True
+
+    def warn_of_unmatched_patterns(self) -> None:
+        for option, pattern in sorted(self._choice.unmatched):
+            self._warn(f"{option} {pattern!r} matches no file.")
 
     def find_shared_files(self) -> None:
         """Note the files that inputs with different splits both read."""
@@ -750,7 +757,7 @@ class _SourceLister:
         """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
         if not stat.S_ISREG(file_status.st_mode):
             self._skipped_counts["special files"] += 1
-        elif not self._declared_input.selects(redact_url(name)):
+        elif not self._choice.selects(redact_url(name), self._declared_input):
             self._skipped_counts[NOT_SELECTED] += 1
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1
@@ -818,7 +825,7 @@ class _SourceLister:
             self._archive_names[path] = self._names.make_unique(name)
         archive = replace(archive, name=self._archive_names[path])
         for member_name, source in list_archive_sources(
-            archive, self._declared_input, self._skipped_counts, self._unread.add
+            archive, self._declared_input, self._choice, self._skipped_counts, self._unread.add
         ):
             self._note_other_kind(member_name, detect_kind_by_name(member_name), source.kind)
             self._count_markup(member_name, source.kind)

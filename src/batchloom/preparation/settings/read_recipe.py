@@ -214,8 +214,8 @@ class ReadRecipe:
     include: Annotated[
         tuple[str, ...],
         Setting(
-            help="Files of folders and archives to read, as globs separated by commas: *.jsonl,logs/*.txt. A glob "
-            "without a slash matches the name, another one the end of the path.",
+            help="Files of folders and archives to read, as globs separated by commas: *.jsonl,logs. A glob "
+            "without a slash matches the name of a file or folder, another one the end of a path.",
             check=_find_globs_problem,
             option_type=str,
             shown_default="all",

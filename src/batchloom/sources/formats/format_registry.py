@@ -488,20 +488,41 @@ class DeclaredInput:
     exclude: tuple[str, ...] = ()
     keeps_tags: bool = True
 
-    def selects(self, name: str) -> bool:
-        """Return whether a file in a folder or archive is read.
 
-        A pattern without a slash matches its name, another one the end of its path; ``*`` also matches slashes.
-        """
-        return (not self.include or _matches(name, self.include)) and not _matches(name, self.exclude)
+class FileChoice:
+    """Choice of the files of folders and archives by patterns, as of ``.gitignore``.
+
+    A pattern without a slash matches the name of a file, or of a folder with all that is below it; another one the end
+    of such a path. ``*`` also matches slashes.
+
+    Attributes:
+        unmatched: (option, pattern) of those that have matched no file yet.
+    """
+
+    def __init__(self) -> None:
+        self.unmatched: set[tuple[str, str]] = set()
+        self._matched: set[tuple[str, str]] = set()
+
+    def selects(self, name: str, declared: DeclaredInput) -> bool:
+        """Return whether a file is read; ``name`` begins with that of its input."""
+        included = self._find_matches(name, "--include", declared.include)
+        excluded = self._find_matches(name, "--exclude", declared.exclude)
+        return (included or not declared.include) and not excluded
+
+    def _find_matches(self, name: str, option: str, patterns: Sequence[str]) -> bool:
+        matches = {(option, pattern) for pattern in patterns if _matches(name, pattern)}
+        self._matched |= matches
+        self.unmatched |= {(option, pattern) for pattern in patterns}
+        self.unmatched -= self._matched
+        return bool(matches)
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    file_name = name.rpartition("/")[2]
-    return any(
-        fnmatchcase(f"/{name}", f"*/{pattern}") if "/" in pattern else fnmatchcase(file_name, pattern)
-        for pattern in patterns
-    )
+def _matches(name: str, pattern: str) -> bool:
+    pattern = pattern.removeprefix("./").rstrip("/")
+    path = name.partition("/")[2] or name
+    if "/" not in pattern:
+        return any(fnmatchcase(part, pattern) for part in path.split("/"))
+    return fnmatchcase(f"/{path}", f"*/{pattern}") or fnmatchcase(f"/{path}", f"*/{pattern}/*")
 
 
 def choose_encoding(kind: str, encoding: str) -> str:
@@ -600,6 +621,7 @@ def _needs_line(start: bytes) -> bool:
 def list_archive_sources(
     archive: Archive,
     declared: DeclaredInput,
+    choice: FileChoice,
     skipped_counts: Counter[str],
     note_unread: Callable[[str, FileDetection, int], None],
 ) -> Iterator[tuple[str, Source]]:
@@ -609,7 +631,7 @@ def list_archive_sources(
     """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
-        if not declared.selects(f"{archive.name}/{entry.name}"):
+        if not choice.selects(f"{archive.name}/{entry.name}", declared):
             skipped_counts[NOT_SELECTED] += 1
             continue
         verdict = _detect_member_kind(archive, entry, declared.encoding)
