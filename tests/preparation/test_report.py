@@ -1,5 +1,6 @@
 """The report: merging of unit reports, bounded lists, and the HTML page."""
 
+import gzip
 import json
 import re
 from html.parser import HTMLParser
@@ -353,3 +354,22 @@ def test_every_pair_of_sources_has_its_examples_however_many_precede(tmp_path):
     ]
     assert last_pair.examples[0].words.startswith("a text 2999")
     assert {(one.dropped_file, one.kept_file) for one in last_pair.examples} == {("c.jsonl", "a.jsonl")}
+
+
+def test_sources_are_summed_by_folder_and_ending(tmp_path):
+    for name in ("a/1.txt", "a/2.md", "a/deep/er/3.txt", "b/4.jsonl.gz", "5.txt"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(mtime=0, data=b'{"text": "abc"}') if name.endswith("gz") else b"abc")
+    batchloom.prepare(tmp_path / "in", out=tmp_path / "s", tokenizer="bytes", dedup="none", val_fraction=0)
+    content = read_report(tmp_path / "s").content
+    counts = lambda number: SourceCounts(number, 3 * number, 4 * number)  # noqa: E731 - bytes and tokens of the texts
+    assert [(group.name, group.sources, group.counts) for group in content.folders] == [
+        ("in/a", 3, counts(3)),
+        ("in/b", 1, counts(1)),
+        ("in", 1, counts(1)),
+    ]
+    assert [(group.name, group.sources) for group in content.endings] == [(".txt", 3), (".md", 1), (".jsonl.gz", 1)]
+    page = (tmp_path / "s/report.html").read_text()
+    assert "By folder" in page
+    assert '<th scope="row">.jsonl.gz</th>' in page

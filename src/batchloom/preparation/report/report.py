@@ -6,6 +6,8 @@ is self-contained and without scripts. Names, samples and reasons come from untr
 and shows unprintable characters as ``\x1b``. A title and a description state the content of each chart in words.
 """
 
+import posixpath
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -47,6 +49,14 @@ class SourceRow(msgspec.Struct, frozen=True):
     """One row of the source list."""
 
     name: str
+    counts: SourceCounts
+
+
+class SourceGroup(msgspec.Struct, frozen=True):
+    """The sources of a folder, or with an ending, and their counts."""
+
+    name: str
+    sources: int
     counts: SourceCounts
 
 
@@ -103,6 +113,8 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
         sources: documents, bytes of text and tokens by source.
         sources_rest: totals of unlisted sources.
         sources_others: summed counts of unlisted sources.
+        folders: sources by folder, two levels deep; empty if there is one only.
+        endings: sources by the ending of their names; empty if there is one only.
         stages: time spent per stage.
     """
 
@@ -117,6 +129,8 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceRow, ...] = ()
     sources_rest: OmittedRows = OmittedRows()
     sources_others: SourceCounts = SourceCounts()
+    folders: tuple[SourceGroup, ...] = ()
+    endings: tuple[SourceGroup, ...] = ()
     stages: dict[str, StageTime] = {}
 
 
@@ -213,11 +227,42 @@ def build_content(
         sources=tuple(SourceRow(name, units.sources[name]) for name in names),
         sources_rest=sources_rest,
         sources_others=omitted_counts,
+        folders=_group_sources(units.sources, _find_folder),
+        endings=_group_sources(units.sources, _find_ending),
         stages={
             name: StageTime(round(stage_time.seconds, 3), stage_time.bytes, stage_time.documents)
             for name, stage_time in units.stages.items()
         },
     )
+
+
+def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[str], str]) -> tuple[SourceGroup, ...]:
+    """Return the groups with most documents; none if all sources are in one."""
+    # Sources, documents, bytes and tokens of each group: a job may have a million sources.
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for name, counts in sources.items():
+        total = totals[name_group(name)]
+        total[0] += 1
+        total[1] += counts.documents
+        total[2] += counts.bytes
+        total[3] += counts.tokens
+    if len(totals) < 2:
+        return ()
+    names, _ = _select_largest({name: total[1] for name, total in totals.items()})
+    return tuple(SourceGroup(name, totals[name][0], SourceCounts(*totals[name][1:])) for name in names)
+
+
+def _find_folder(name: str) -> str:
+    """Return the folder of a source, at most two levels deep."""
+    return "/".join(name.split("/")[:-1][:2]) or "."
+
+
+def _find_ending(name: str) -> str:
+    """Return the ending of a name, that of a compressed file with the one before."""
+    stem, ending = posixpath.splitext(name)
+    if ending in (".gz", ".zst", ".bz2", ".xz", ".lz4"):
+        ending = posixpath.splitext(stem)[1] + ending
+    return ending or "(none)"
 
 
 def _merge_flows(flows: Sequence[StepFlow]) -> list[StepFlow]:
