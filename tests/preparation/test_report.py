@@ -366,8 +366,8 @@ def test_sources_are_summed_by_folder_and_ending(tmp_path):
     counts = lambda number: SourceCounts(number, 3 * number, 4 * number)  # noqa: E731 - bytes and tokens of the texts
     assert [(group.name, group.sources, group.counts) for group in content.folders] == [
         ("in/a", 3, counts(3)),
-        ("in/b", 1, counts(1)),
         ("in", 1, counts(1)),
+        ("in/b", 1, counts(1)),
     ]
     assert [(group.name, group.sources) for group in content.endings] == [(".txt", 3), (".md", 1), (".jsonl.gz", 1)]
     page = (tmp_path / "s/report.html").read_text()

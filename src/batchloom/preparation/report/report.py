@@ -52,7 +52,7 @@ class SourceRow(msgspec.Struct, frozen=True):
     counts: SourceCounts
 
 
-class SourceGroup(msgspec.Struct, frozen=True):
+class SourceTotals(msgspec.Struct, frozen=True):
     """The sources of a folder, or with an ending, and their counts."""
 
     name: str
@@ -129,8 +129,8 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceRow, ...] = ()
     sources_rest: OmittedRows = OmittedRows()
     sources_others: SourceCounts = SourceCounts()
-    folders: tuple[SourceGroup, ...] = ()
-    endings: tuple[SourceGroup, ...] = ()
+    folders: tuple[SourceTotals, ...] = ()
+    endings: tuple[SourceTotals, ...] = ()
     stages: dict[str, StageTime] = {}
 
 
@@ -236,7 +236,7 @@ def build_content(
     )
 
 
-def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[str], str]) -> tuple[SourceGroup, ...]:
+def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[str], str]) -> tuple[SourceTotals, ...]:
     """Return the groups with most documents; none if all sources are in one."""
     # Sources, documents, bytes and tokens of each group: a job may have a million sources.
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -249,7 +249,7 @@ def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[st
     if len(totals) < 2:
         return ()
     names, _ = _select_largest({name: total[1] for name, total in totals.items()})
-    return tuple(SourceGroup(name, totals[name][0], SourceCounts(*totals[name][1:])) for name in names)
+    return tuple(SourceTotals(name, totals[name][0], SourceCounts(*totals[name][1:])) for name in names)
 
 
 def _find_folder(name: str) -> str:
