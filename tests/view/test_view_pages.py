@@ -48,6 +48,8 @@ def test_a_document_shows_turns_origin_and_mask(opened):
 def test_keys_move_through_documents(opened):
     opened.keyboard.press("/")
     opened.wait_for_url("**/documents*")
+    assert opened.evaluate("document.activeElement.id") == "search"
+    opened.keyboard.press("Escape")
     for _ in range(3):
         opened.keyboard.press("j")
     opened.keyboard.press("k")
@@ -206,6 +208,13 @@ def test_a_span_of_a_step_opens_its_document(opened, address, chats):
     assert opened.locator(".row").first.locator("a").count() == len(batchloom.explain(loader.plan, 0)[0].spans)
     opened.locator(".row a .span").first.click()
     opened.wait_for_url(f"**/document/{first.document}*")
+    for page in ("Text", "Tokens"):
+        opened.get_by_role("link", name=page, exact=True).click()
+        marked = "".join(opened.locator(".turn .inside").all_text_contents())
+        assert marked == "".join(opened.locator(".turn .text").all_text_contents())
+        assert f"{first.stop - 1}, are in the row" in opened.locator(".legend").first.inner_text()
+    opened.goto(f"{address}/document/{first.document}?from=1&to=4&as=tokens")
+    assert opened.locator(".turn .token").count() > opened.locator(".turn .inside").count() == 3
     opened.goto(f"{address}/packing?seq_len=256&batch=4")
     opened.wait_for_selector("table >> text=window_1000")
     assert opened.locator("tr.current").inner_text().startswith("best_fit")
@@ -276,14 +285,37 @@ def test_the_theme_can_be_switched_and_stays(opened, address):
     assert get_background() == dark
 
 
-def test_a_tool_call_is_folded_inside_its_turn(page, tmp_path):
+def test_a_tool_call_is_shown_inside_its_turn_and_can_be_folded(page, tmp_path):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     write_chats(tmp_path, [{"messages": make_messages("Add.", f"I add. {call} Done.")}])
     with serving(tmp_path / "store") as served:
         page.goto(f"{served}/?token={TOKEN}")
         page.goto(f"{served}/document/0")
-        folded = page.locator("[data-role=assistant] details.call")
-        assert folded.locator(".text").inner_text() == ""
-        folded.locator("summary").click()
-        assert folded.locator(".text").inner_text() == call
+        shown = page.locator("[data-role=assistant] details.call")
+        assert shown.locator(".text").inner_text() == call
+        shown.locator("summary").click()
+        assert shown.locator(".text").inner_text() == ""
         assert "I add." in page.locator("[data-role=assistant] > .text").first.inner_text()
+
+
+def test_the_lengths_of_the_command_reach_every_page(tmp_path):
+    write_store(tmp_path / "store", [[104, 105] * 20] * 30)
+    with serving(tmp_path / "store", seq_len=64, global_batch_size=2) as served, open_client(served) as client:
+        for path in ("/packing", "/plan", "/packing?step=1"):
+            assert "2 rows of 64 tokens" in " ".join(re.sub(r"<[^>]+>", " ", client.get(path).text).split())
+        assert "4 rows of 32 tokens" in " ".join(client.get("/packing?seq_len=32&batch=4").text.split())
+
+
+def test_origins_show_enough_of_their_paths(tmp_path):
+    for name in ("a/one.txt", "b/one.txt", "b/two.txt"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text of {name}")
+    batchloom.prepare(tmp_path / "in", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    with serving(tmp_path / "s") as served, open_client(served) as client:
+        origins = re.findall(r'class="origin" title="([^"]*)">(\S+)', client.get("/documents").text)
+    assert sorted(origins) == [
+        ("in/a/one.txt", "a/one.txt"),
+        ("in/b/one.txt", "b/one.txt"),
+        ("in/b/two.txt", "two.txt"),
+    ]

@@ -290,3 +290,16 @@ def test_a_single_store_has_epochs_and_no_shares(page, mixture):
 @pytest.mark.slow
 def test_the_page_breaks_no_rule_of_axe(opened, address):
     check_accessibility(opened, f"{address}{ADDRESS}&document=17&source=code&step=3&ranks=4&workers=2")
+
+
+def test_the_overview_of_a_mixture_has_all_sources_and_their_totals(opened, address):
+    opened.goto(f"{address}/")
+    section = opened.locator("section", has_text="All sources")
+    assert "380 documents" in section.locator("h2").inner_text()
+    assert [row.split("\t")[:2] for row in section.locator("tr").all_inner_texts()[1:]] == [
+        ["web", "300"],
+        ["code", "80"],
+    ]
+    section.get_by_role("link", name="code").click()
+    opened.wait_for_url("**source=code*")
+    assert opened.locator("a[aria-current=true]").first.inner_text() == "code"

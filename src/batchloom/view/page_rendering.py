@@ -122,9 +122,8 @@ def read_number(request: Request, name: str, default: int, least: int = 0) -> in
     return int(text)
 
 
-def read_choice(request: Request) -> PlanChoice:
+def read_choice(request: Request, default: PlanChoice) -> PlanChoice:
     """Return the settings of the plan that a request chooses."""
-    default = PlanChoice()
     return PlanChoice(
         seq_len=read_number(request, "seq_len", default.seq_len, 1),
         global_batch_size=read_number(request, "batch", default.global_batch_size, 1),

@@ -4,7 +4,9 @@ First those of prepared data, then pages in one file and displays in notebooks, 
 """
 
 import contextlib
+import functools
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 _LISTED_DOCUMENTS = 50
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
+# Sources whose paths are shortened; those beyond are shown whole.
+_MOST_SHORTENED = 10_000
 _SEARCH_MODES = ("text", "regex", "hash", "line")
 
 
@@ -64,6 +68,7 @@ class ListedDocument:
         excerpt: text around the match of a search; None without one.
         provenance: its source record; None if the store does not record it.
         removed: whether it was removed from the store.
+        source: end of the path of its source that no other source has.
     """
 
     number: int
@@ -72,6 +77,7 @@ class ListedDocument:
     excerpt: Excerpt | None
     provenance: DocumentProvenance | None
     removed: bool
+    source: str
 
 
 @final
@@ -126,10 +132,18 @@ class Pages:
         if self._target.kind == "run" and self._target.read_run().fault:
             return RedirectResponse("/run", 303)
         store, values = self._open(request)
-        response = respond("overview.html.j2", {**values, "overview": make_overview(store)})
+        values |= {"overview": make_overview(store), "stores": self._list_stores()}
+        response = respond("overview.html.j2", values)
         # Most readers open a document next, and a large vocabulary takes a second to load.
         response.background = BackgroundTask(_load_tokenizer, store)
         return response
+
+    def _list_stores(self) -> list[tuple[str, int, int]]:
+        """Return name, documents and tokens of all sources; empty for a single store."""
+        if len(self._target.source_names) < 2:
+            return []
+        stores = [(name, self._target.open_store(name)) for name in self._target.source_names]
+        return [(name, len(store), store.tokens) for name, store in stores]
 
     def show_documents(self, request: Request) -> Response:
         """Show the list of documents, filtered and searched."""
@@ -166,6 +180,8 @@ class Pages:
             at = find_text(store, number, conditions)
         details = {
             **describe_document(store, number, at),
+            "row_start": read_number(request, "from", 0),
+            "row_stop": read_number(request, "to", 0),
             "as_tokens": request.query_params.get("as") == "tokens",
             "step": WINDOW_TOKENS,
         }
@@ -227,7 +243,7 @@ class Pages:
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
         store, values = self._open(request)
-        choice = read_choice(request)
+        choice = read_choice(request, self._target.choice)
         plan = self._target.make_plan(choice)
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
@@ -248,7 +264,7 @@ class Pages:
     def show_strategies(self, request: Request) -> Response:
         """Compare packing strategies and sequence lengths on the same documents."""
         store, values = self._open(request)
-        choice = read_choice(request)
+        choice = read_choice(request, self._target.choice)
         lengths = (max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2)
         pairs = [
             *((packing, choice.seq_len) for packing in list_packings(store)),
@@ -315,12 +331,35 @@ def _list_documents(store: Store, numbers: Sequence[int], excerpts: Mapping[int,
     tokens = store.lengths.take(documents)
     views = store.read(documents, np.zeros(len(documents), np.int64), np.minimum(tokens, _BEGINNING_TOKENS))
     removed = mask_removed(store.contents.removed, documents)
+    sources = store.manifest.sources if store.manifest else ()
+    short_names = shorten_paths(tuple(source.name for source in sources[:_MOST_SHORTENED]))
     return [
-        ListedDocument(number, length, _decode(store, view), excerpts.get(number), provenance, is_removed)
+        ListedDocument(
+            number,
+            length,
+            _decode(store, view),
+            excerpts.get(number),
+            provenance,
+            is_removed,
+            short_names.get(provenance.source, provenance.source) if provenance else "",
+        )
         for number, length, view, provenance, is_removed in zip(
             numbers, tokens.tolist(), views, find_provenance(store, numbers), removed.tolist(), strict=True
         )
     ]
+
+
+@functools.lru_cache(maxsize=8)
+def shorten_paths(paths: tuple[str, ...]) -> dict[str, str]:
+    """Return the end of each path that no other path has, in whole components."""
+    short: dict[str, str] = {}
+    pending, depth = dict.fromkeys(paths), 1
+    while pending:
+        ends = {path: "/".join(path.split("/")[-depth:]) for path in pending}
+        counts = Counter(ends.values())
+        short |= {path: end for path, end in ends.items() if counts[end] == 1 or end == path}
+        pending, depth = dict.fromkeys(path for path in pending if path not in short), depth + 1
+    return short
 
 
 def _decode(store: Store, ids: Any) -> str:
@@ -347,6 +386,9 @@ def describe_document(
     return {
         "number": number,
         "window": read_window(store, number, at, most),
+        # Tokens of the row from which the reader comes.
+        "row_start": 0,
+        "row_stop": 0,
         "marked": store.masked or store.reader.weighted,
         "provenance": find_provenance(store, [number])[0],
         "removed": removed,
@@ -427,7 +469,7 @@ def _render_overview(store: Store) -> str:
         "selection": {},
         "store": store,
     }
-    return render_file("overview.html.j2", {**values, "overview": make_overview(store)})
+    return render_file("overview.html.j2", {**values, "overview": make_overview(store), "stores": []})
 
 
 def _render_step(plan: Plan, step: int, most: int, *, assumed: bool = False) -> str:

@@ -109,7 +109,7 @@ class PlanPages:
     def show_plan(self, request: Request) -> Response:
         """Show shares and epochs, where a document is served, and the ranks of a step."""
         self._target.require_data()
-        choice = read_choice(request)
+        choice = read_choice(request, self._target.choice)
         plan = self._target.make_plan(choice)
         # Once the pools are counted, estimates become exact.
         forecast = self._forecasts.get(

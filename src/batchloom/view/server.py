@@ -210,7 +210,8 @@ def _has_raw_inputs(spec: ViewSpec) -> bool:
 
 def _open_target(spec: ViewSpec) -> ViewTarget:
     run_data = RunData(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
-    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data)
+    choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
+    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data, choice=choice)
     if run_data != RunData() and target.kind != "run":
         raise InputError(
             f"--store, --mixture and --checkpoint belong to a run: {spec.data[0]} is no folder or log of one."
@@ -281,8 +282,7 @@ def write_view(spec: ViewSpec, path: Path) -> str:
     _check_spec(spec)
     target = _open_target(spec)
     target.require_data()
-    choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
-    content, html = make_page_file(target, choice, step=spec.step, document=spec.document)
+    content, html = make_page_file(target, target.choice, step=spec.step, document=spec.document)
     write_file(path, html.encode())
     return content
 
@@ -308,7 +308,7 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
     pages, token = make_pages(spec), secrets.token_urlsafe(24)
     first_page = pages.first_page if spec.document is None else f"/document/{spec.document}"
     if spec.step is not None:
-        first_page = f"/packing?step={spec.step}&seq_len={spec.seq_len}&batch={spec.global_batch_size}"
+        first_page = f"/packing?step={spec.step}"
     with _listen(spec.port) as listener:
         port = listener.getsockname()[1]
         address = f"http://{_HOST}:{port}{first_page}{'&' if '?' in first_page else '?'}token={token}"

@@ -149,6 +149,9 @@ class PlanChoice:
     split: str = ""
 
 
+_DEFAULT_CHOICE = PlanChoice()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
     """Data of a run, as ``batchloom explain --checkpoint`` takes them.
@@ -198,6 +201,7 @@ class ViewTarget:
         split: the subset that is shown first.
         generation: generation of a store; None for the newest.
         run_data: the store or mixture of a run, and its checkpoint if it is not in the folder of the run.
+        choice: settings of plans, unless a page names others.
 
     Attributes:
         path: the path as it was given.
@@ -208,9 +212,16 @@ class ViewTarget:
     """
 
     def __init__(
-        self, path: str, *, split: str = "train", generation: int | None = None, run_data: RunData | None = None
+        self,
+        path: str,
+        *,
+        split: str = "train",
+        generation: int | None = None,
+        run_data: RunData | None = None,
+        choice: PlanChoice = _DEFAULT_CHOICE,
     ) -> None:
         self.path, self._split, self._generation = path, split, generation
+        self.choice = choice
         self._run_data = run_data or RunData()
         self.kind = _find_kind(path)
         self.log = StepLog(path)

@@ -39,12 +39,14 @@ class TokenGroup:
         text: their text.
         control: whether it is a control token.
         weight: loss weight of the first of them; 0 if it is not trained.
+        number: number of the first of them in the document.
     """
 
     ids: tuple[int, ...]
     text: str
     control: bool
     weight: float
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,11 @@ def read_window(store: Store, document: int, start: int, most: int = WINDOW_TOKE
     weights = read_weights(store, *token_range)
     if store.manifest is None:
         groups = [
-            TokenGroup((number,), f"{number} ", control=False, weight=weight)
-            for number, weight in zip(ids.tolist(), weights.tolist(), strict=True)
+            TokenGroup((token,), f"{token} ", control=False, weight=weight, number=start + index)
+            for index, (token, weight) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True))
         ]
     else:
-        groups = group_tokens(store.tokenizer, ids, weights)
+        groups = group_tokens(store.tokenizer, ids, weights, start)
     return DocumentWindow(start, stop, tokens, groups, split_turns(groups), weights.tolist())
 
 
@@ -143,10 +145,13 @@ def read_weights(
     return decode_loss_weights(np.concatenate(store.reader.flags(documents, starts, lengths)))
 
 
-def group_tokens(tokenizer: Tokenizer, ids: NDArray[np.generic], weights: NDArray[np.float32]) -> list[TokenGroup]:
+def group_tokens(
+    tokenizer: Tokenizer, ids: NDArray[np.generic], weights: NDArray[np.float32], start: int = 0
+) -> list[TokenGroup]:
     """Decode tokens one by one; those that share a character become one group.
 
-    Some tokenizers drop the space at the beginning of a text, so each token is decoded after the one before it.
+    The first has the number ``start``. Some tokenizers drop the space at the beginning of a text, so each token is
+    decoded after the one before it.
     """
     control_ids = frozenset(tokenizer.control.values())
     numbers: list[int] = ids.tolist()
@@ -164,7 +169,7 @@ def group_tokens(tokenizer: Tokenizer, ids: NDArray[np.generic], weights: NDArra
             # Bytes that are no UTF-8 stay one token each.
             members, text = numbers[position : position + 1], _REPLACEMENT
         is_control = len(members) == 1 and members[0] in control_ids
-        groups.append(TokenGroup(tuple(members), text, is_control, float(weights[position])))
+        groups.append(TokenGroup(tuple(members), text, is_control, float(weights[position]), start + position))
         # After a control token a text begins anew.
         context = [] if is_control else members
         position += len(members)

@@ -34,6 +34,8 @@ document.addEventListener("click", (event) => {
   if (button) htmx.trigger(button.closest("tr"), "htmx:abort");
 });
 
+if (location.hash === "#search") document.getElementById("search")?.focus();
+
 // Find the text of a search in a document, also across the elements of its tokens.
 const query = new URLSearchParams(location.search);
 if (query.get("find") && query.get("mode") !== "regex") window.find(query.get("find"));
@@ -64,6 +66,7 @@ function moveSelection(by) {
 }
 
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && event.target.id === "search") event.target.blur();
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
   const link = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
   if (link) document.querySelector(`a[rel=${link}]`)?.click();
@@ -74,6 +77,6 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     const search = document.getElementById("search");
     if (search) search.focus();
-    else document.querySelector('nav a[href^="/documents"]')?.click();
+    else location.href = `${document.querySelector('nav a[href^="/documents"]').href}#search`;
   }
 });
