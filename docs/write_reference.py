@@ -103,16 +103,16 @@ _WITHOUT_OPTIONS = (FimRecipe, DatasetConfig, ProcessorConfig, DatasetEntry)
 def format_settings(class_names: str) -> str:
     """Return the table of the settings in these classes."""
     classes = [SETTINGS_CLASSES[name] for name in class_names.split()]
-    rows = [_describe_setting(cls, field) for cls in classes for field in _list_fields(cls)]
+    rows = [describe_field(cls, field) for cls in classes for field in list_fields(cls)]
     return format_table(("setting", "option", "value", "default", "meaning"), rows)
 
 
-def _list_fields(cls: type) -> list[SettingField]:
+def list_fields(cls: type) -> list[SettingField]:
     """List the declared fields of a class, inherited ones last, as the command line does."""
     return sorted(list_settings(cls), key=lambda field: field.name not in cls.__annotations__)
 
 
-def _describe_setting(cls: type, field: SettingField) -> tuple[str, ...]:
+def describe_field(cls: type, field: SettingField) -> tuple[str, ...]:
     option = "" if cls in _WITHOUT_OPTIONS else format_names(field.option_names)
     key = _KEY_PREFIXES.get(cls, "") + field.name
     return f"`{key}`", option, _format_type(field), _format_default(field), mark_options(field.setting.help)
