@@ -2,6 +2,7 @@
 
 import datetime as dt
 import importlib.util
+import itertools
 import re
 import tracemalloc
 from pathlib import Path
@@ -34,7 +35,7 @@ HOSTILE = {
     "{% endif %}{% endmacro %}{{ m(60) }}",
     "doubling by +": DOUBLE.replace("EXPR", "ns.x + ns.x"),
     "doubling by ~": DOUBLE.replace("EXPR", "ns.x ~ ns.x"),
-    "doubling lists": DOUBLE.replace("EXPR", "[ns.x, ns.x]"),
+    "doubling lists": DOUBLE.replace("EXPR", "[ns.x, ns.x]") + "{{ ns.x }}",
     "doubling dicts": DOUBLE.replace("EXPR", "dict(a=ns.x, b=ns.x)"),
     "doubling by macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{{ " + "m(" * 60 + "'a'" + ")" * 60 + " }}",
     "unrolled": "{% set x = 'aa' %}" + "{% set x = x + x %}" * 60,
@@ -112,13 +113,28 @@ HOSTILE = {
     "arguments of a macro": "{% set x = 'a' * 9999 %}{% macro m() %}{{ varargs | string | length }}{% endmacro %}"
     "{{ m(" + ", ".join(["x"] * 3000) + ") }}",
     "arguments of a cycler": "{% set x = 'a' * 9999 %}{{ cycler(" + ", ".join(["x"] * 3000) + ").items | string }}",
-    "many variables": "{% set x = 'a' * 9999 %}" + "".join(f"{{% set x{n} = x[{n}:] %}}" for n in range(2000)),
     "quoted quotes": "{{ '\"' " + "| tojson " * 40 + "}}",
     "escaped signs": "{{ ('&' * 999) " + "| e " * 4000 + "}}",
     "JSON with wide separators": "{{ range(9999) | list | tojson(separators=('x' * 9999, ':')) }}",
     "namespaces that hold each other": "".join(f"{{% set n{n} = namespace() %}}" for n in range(60))
     + "".join(f"{{% set n{n}.a = n{n - 1} %}}{{% set n{n}.b = n{n - 1} %}}" for n in range(59, 0, -1))
     + "{{ n59 }}",
+    "counting back": "{% set _ = (0 - 10 ** 12) | _count_literals %}{{ ('x' * 500000000) | length }}",
+    "counting back by name": "{% set _ = [0 - 10 ** 12] | map(' count') | list %}{{ ('x' * 500000000) | length }}",
+    "searching a list": "{% set l = [1] * 8000 %}{{ range(99999) | select('in', l) | list | length }}",
+    "searching in one expression": "{% set l = [1] * 8000 %}{{ " + " or ".join(["2 in l"] * 8000) + " }}",
+    "equal lists of lists": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
+    "sorted lists of lists": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.a, ns.b] | sort | length }}",
+    "counted lists of lists": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.b].count(ns.a) }}",
+    "keys of tuples": "{% set ns = namespace(a=(1,)) %}{% for i in range(60) %}{% set ns.a = (ns.a, ns.a) %}{% endfor %}"
+    "{{ {}[ns.a] }}",
+    "keys in one place": "{{ range(0, 99999 * (2 ** 61 - 1), 2 ** 61 - 1) | unique | list | length }}",
+    "keys in one place, made": "{% set ns = namespace(n=2 ** 59) %}{% for i in range(9) %}{% set ns.n = ns.n + ns.n %}{% endfor %}",
+    "long integers": "{% set x = ('f' * 1000) | int(0, 16) %}{{ ([0 - x] * 99999) | map('abs') | list | length }}",
+    "wide fields": "{% set s = '%(a)999s' * 1000 %}{{ (s % {'a': 1}) | length }}",
     "brackets": "{{ " + "[" * 20000 + "1" + "]" * 20000 + " }}",
     "a long template": "{{ x }}" * 20_000,
 }
@@ -145,6 +161,16 @@ def test_a_hostile_template_takes_little_memory(name, monkeypatch):
         tracemalloc.stop()
     # Compiling takes a part of it.
     assert peak < 96 << 20
+
+
+def test_a_template_that_keeps_all_it_makes_is_stopped(monkeypatch):
+    text = "{% set x = 'a' * 9999 %}" + "".join(f"{{% set x{n} = x[{n}:] %}}" for n in range(2000))
+    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    ChatTemplate("few", text, {}).render(MESSAGES)
+    memory = itertools.count(1 << 30, 1 << 26)
+    monkeypatch.setattr("batchloom.chat.templates.sandbox.measure_memory", lambda: next(memory))
+    with pytest.raises(TemplateError, match="more than 256 MiB of memory"):
+        ChatTemplate("many", text, {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize("expression", ["'x'.center(5)", "'{}'.format(1)", "'x' | wordwrap(5)", "'x' | pprint"])
@@ -174,6 +200,33 @@ def test_an_error_of_a_template_rejects_the_conversation(text):
 def test_a_syntax_error_is_reported_with_its_line(text):
     with pytest.raises(InputError, match="template bad, line 2"):
         ChatTemplate("bad", f"\n{text}", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% set ns = namespace(o='') %}{% for m in messages %}{% set ns.o = ns.o + m.content %}{% endfor %}{{ ns.o }}",
+        "{% set ns = namespace(o=[]) %}{% for m in messages %}{% set ns.o = ns.o + [m.content] %}{% endfor %}{{ ns.o | join }}",
+        "{% set ns = namespace(o='') %}{% for m in messages %}{% set ns.o = ns.o ~ m.content %}{% endfor %}{{ ns.o }}",
+    ],
+)
+def test_a_long_conversation_may_be_collected(text):
+    """Each round makes all of the text anew, but most of it is garbage."""
+    messages = [{"role": "user", "content": f"{number} " * 100} for number in range(2000)]
+    rendered = ChatTemplate("collects", text, {}).render(messages).text
+    assert rendered == "".join(message["content"] for message in messages)
+
+
+@pytest.mark.parametrize("text", ["{{ 1e999 }}", "{{ cycler() }}", "{{ ('nan' | float) | tojson }}"])
+def test_odd_errors_reject_the_conversation(text):
+    with pytest.raises(RenderError, match="template bad rejects it"):
+        ChatTemplate("bad", text, {}).render(MESSAGES)
+
+
+def test_a_continue_behind_an_inner_loop_belongs_to_the_outer_one():
+    text = "{% for x in [1, 2] %}{% for a, b in [] %}{% else %}{% continue %}{% endfor %}y{% endfor %}"
+    rendered = ChatTemplate("t", text, {}).render(MESSAGES, mark_round=lambda item: (f"<{item}", ">")).text
+    assert rendered == "<1><2>"
 
 
 def test_large_conversations_may_take_more():

@@ -56,6 +56,13 @@ def is_worker() -> bool:
     return _marked or multiprocessing.parent_process() is not None
 
 
+def measure_memory() -> int:
+    """Return the resident memory of this process, in bytes, else its peak."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return measure_peak_memory()
+
+
 def measure_peak_memory() -> int:
     """Return the peak resident memory of this process, in bytes."""
     with contextlib.suppress(OSError):

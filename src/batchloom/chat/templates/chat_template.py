@@ -59,7 +59,9 @@ _RENDER_ERRORS = (
     AttributeError,
     LookupError,
     MemoryError,
-    RecursionError,
+    NameError,
+    RuntimeError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
