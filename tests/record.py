@@ -149,8 +149,8 @@ class SuiteReport:
     @property
     def _is_whole(self) -> bool:
         options = self.config.option
-        chosen = options.keyword or options.markexpr or options.slice or getattr(options, "lf", False)
-        return self.config.args_source is pytest.Config.ArgsSource.TESTPATHS and tiers.tier == "fast" and not chosen
+        is_part = options.keyword or options.markexpr or options.slice or getattr(options, "lf", False)
+        return self.config.args_source is pytest.Config.ArgsSource.TESTPATHS and tiers.tier == "fast" and not is_part
 
     @property
     def _speed(self) -> float:

@@ -142,7 +142,7 @@ def test_a_format_of_control_tokens_needs_the_models_template(tmp_path, tokenize
     ("settings", "problem"),
     [
         ({"tool_format": "qwem"}, "tool_format: 'qwem' is none of default, glm4, .*did you mean 'qwen'"),
-        ({"tool_format": 3}, "tool_format: 3 is none of default"),
+        ({"tool_format": 3}, "tool_format: 3 is not a text"),
         ({"tool_format": "qwen", "template": "none"}, "tool_format: is for a chat template, and template is none"),
     ],
 )

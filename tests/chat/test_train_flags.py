@@ -484,7 +484,7 @@ def test_weights_that_multiply_beyond_the_limit(tokenizers, tmp_path):
         ({"train_on": "asistant"}, "train_on: 'asistant' is none of .*did you mean 'assistant'"),
         ({"train_on": "assistant,tools"}, "train_on: 'assistant,tools' is none of .*did you mean 'tool'"),
         ({"train_on": "tool,tool"}, "names a role twice"),
-        ({"train_on": ["tool"]}, "train_on: .* is no text"),
+        ({"train_on": ["tool"]}, "train_on: .* is not a text"),
         ({"train_on_eos": "first"}, "train_on_eos: 'first' is none of turn, all, last, none"),
     ],
 )

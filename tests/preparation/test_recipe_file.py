@@ -667,6 +667,19 @@ def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, value
         recipe_to_plain(read_recipe(name))
 
 
+@pytest.mark.parametrize("name", RECIPE_KEYS)
+def test_no_setting_takes_a_value_of_any_type(folder, name):
+    values = [False, True, 0, 1.5, "x", "", "\ud800", [], [None], [[1]], {}, {"x": None}]
+    refused = 0
+    for value in values:
+        write("r.json", json.dumps({"inputs": "data/words.jsonl"} | {name: value}))
+        try:
+            recipe_to_plain(read_recipe("r.json"))
+        except BatchloomError:
+            refused += 1
+    assert refused >= len(values) // 2
+
+
 BANDING = st.fixed_dictionaries({"bands": st.integers(1, 64), "rows": st.integers(1, 64)})
 SIMILARITY = st.fixed_dictionaries({"similarity": st.floats(0.05, 1) | st.just(1)})
 

@@ -34,7 +34,8 @@ class Setting:
         help: help text of the command-line option.
         minimum, maximum: inclusive bounds of a number.
         below: exclusive upper bound of a number.
-        check: returns the problem of a value, or an empty string; used instead of the check by type.
+        check: returns the problem of a value, or an empty string; used instead of the check by type, but for that a
+            text is one.
         has_option: whether the command line has an option for it.
         option: name of the option, if not derived from the field; a bool then has no --no- form.
         option_type: type of the option's value, if the option takes a short form.
@@ -47,7 +48,7 @@ class Setting:
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
-    check: Callable[[object], str] | None = None
+    check: Callable[[Any], str] | None = None
     has_option: bool = True
     option: str = ""
     option_type: type | None = None
@@ -104,8 +105,7 @@ def find_problems(spec: object, path: str = "") -> list[str]:
         value = getattr(spec, field.name)
         if value is None and field.optional:
             continue
-        problem = field.setting.check(value) if field.setting.check else _find_type_problem(value, field)
-        if problem:
+        if problem := _find_problem(value, field):
             problems.append(f"{path}{field.name}: {quote_value(value)} {problem}")
     return problems
 
@@ -115,6 +115,14 @@ def strip_none(hint: Any) -> Any:
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint
     return next(option for option in typing.get_args(hint) if option is not types.NoneType)
+
+
+def _find_problem(value: object, field: SettingField) -> str:
+    if field.setting.check is None:
+        return _find_type_problem(value, field)
+    if field.hint is str and not isinstance(value, str):
+        return "is not a text"
+    return field.setting.check(value)
 
 
 def _find_type_problem(value: object, field: SettingField) -> str:

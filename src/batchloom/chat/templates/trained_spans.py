@@ -35,10 +35,8 @@ class NothingTrainedError(Exception):
     """A conversation has nothing to train; the message says why."""
 
 
-def find_train_on_problem(value: object) -> str:
-    """Return the problem of a ``train_on``, or an empty string."""
-    if not isinstance(value, str):
-        return f"is no text; give {', '.join(TRAIN_ON_RULES)}, or roles such as assistant,tool"
+def find_train_on_problem(value: str) -> str:
+    """Return the problem of a text for ``train_on``, or an empty string."""
     if value in TRAIN_ON_RULES:
         return ""
     roles = value.split(",")

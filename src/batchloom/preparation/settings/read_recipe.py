@@ -120,10 +120,10 @@ def _find_carry_problem(carry: object) -> str:
     return ""
 
 
-def find_input_split_problem(split: object) -> str:
+def find_input_split_problem(split: str) -> str:
     """Return why a value names no split of an input; empty if it does."""
     try:
-        parse_split(str(split))
+        parse_split(split)
     except SettingsError:
         return SPLIT_PROBLEM
     return ""
@@ -142,9 +142,9 @@ def normalize_encoding(name: str) -> str:
     return "" if encoding == "utf-8" else encoding
 
 
-def _find_encoding_problem(name: object) -> str:
+def _find_encoding_problem(name: str) -> str:
     try:
-        normalize_encoding(str(name))
+        normalize_encoding(name)
     except (LookupError, ValueError):
         return "is no encoding of texts that Python knows; write one such as gb18030, shift_jis, cp1252 or utf-16"
     return ""

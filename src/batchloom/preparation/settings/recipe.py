@@ -52,7 +52,6 @@ from batchloom.preparation.settings.read_recipe import (
     ReadRecipe,
     SourceRecipe,
     fim_to_plain,
-    find_input_split_problem,
     normalize_encoding,
     sources_to_plain,
 )
@@ -429,10 +428,9 @@ class Recipe:
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
-        problems = _check_recipe(self) + _check_sources(self)
-        if not any(problem.startswith(("val_fraction:", "test_fraction:")) for problem in problems):
-            problems += _check_fractions(self)
-        raise_problems(problems)
+        raise_problems(_check_recipe(self))
+        # Settings are compared once each has its type.
+        raise_problems(_check_combinations(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -605,29 +603,31 @@ def _check_recipe(recipe: Recipe) -> list[str]:
         problems += dedup.problems()
     else:
         problems.append(f"dedup: {quote_value(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')")
+    problems += [
+        f"sources[{number}].{problem}" for number, source in enumerate(recipe.sources) for problem in source.problems()
+    ]
     return problems + recipe.reading.problems()
 
 
-def _check_sources(recipe: Recipe) -> list[str]:
+def _check_combinations(recipe: Recipe) -> list[str]:
+    problems = []
     if len(recipe.sources) not in (0, len(recipe.inputs)):
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
-        return [f"sources: there are {counts}; give the settings of each, or none"]
+        problems.append(f"sources: there are {counts}; give the settings of each, or none")
     split = recipe.reading.input_split
-    has_rows = split is not None and not find_input_split_problem(split) and parse_split(split).rows is not None
+    has_rows = split is not None and parse_split(split).rows is not None
     if has_rows and any(source.max_samples or source.num_samples for source in recipe.sources):
-        return ["input_split: rows of a split and a number of records cannot be combined; leave one of them out"]
+        problems.append(
+            "input_split: rows of a split and a number of records cannot be combined; leave one of them out"
+        )
     if recipe.reading.val_from is not None and any(source.subset for source in recipe.sources):
-        return ["val_from: inputs have a subset of their own; leave val_from out"]
-    return [
-        f"sources[{number}].{problem}" for number, source in enumerate(recipe.sources) for problem in source.problems()
-    ]
-
-
-def _check_fractions(recipe: Recipe) -> list[str]:
+        problems.append("val_from: inputs have a subset of their own; leave val_from out")
     together = recipe.val_fraction + recipe.test_fraction
-    if together < 1:
-        return []
-    return [f"val_fraction: val and test together take {together:g} of the tokens, which leaves nothing for train"]
+    if together >= 1:
+        problems.append(
+            f"val_fraction: val and test together take {together:g} of the tokens, which leaves nothing for train"
+        )
+    return problems
 
 
 def parse_token_count(text: str) -> int | None:
