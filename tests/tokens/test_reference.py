@@ -1,6 +1,7 @@
 """Agreement of ids with HF tokenizers, and decoding, for any text."""
 
 import base64
+import contextlib
 import random
 from itertools import pairwise
 
@@ -140,7 +141,9 @@ def split_at(pattern):
 def test_a_pattern_that_takes_too_many_steps_names_the_text():
     tokenizer = make_gpt2(pre_tokenizer=split_at(r"(x+x+)+y|[\s\S]"))
     assert tokenizer.encode_batch(["xxxx"])[0].size
-    message = r"tokenizer 'mine' cannot encode 'x{40}' .* pattern of its pre_tokenizer takes too many steps"
+    message = (
+        r"tokenizer 'mine' cannot encode 'x{40}' .* pattern of its normalizer or pre_tokenizer takes too many steps"
+    )
     with pytest.raises(TokenizerError, match=message):
         tokenizer.encode_batch(["a b", "x" * 60])
     with pytest.raises(TokenizerError, match=message):
@@ -175,3 +178,34 @@ def replace(pattern, content):
 def test_steps_that_make_texts_much_longer_are_refused(steps):
     with pytest.raises(TokenizerError, match="could make a text .* times as long"):
         make_gpt2(**steps)
+
+
+def chain(*steps):
+    return {"type": "Sequence", "normalizers": steps}
+
+
+SPLIT_LIGATURES = [replace({"String": chr(0xA1 + number)}, "abc" * 4) for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "is_refused"),
+    [
+        (chain(*SPLIT_LIGATURES), False),
+        (chain(*SPLIT_LIGATURES, replace({"String": "c"}, "defg")), False),
+        (chain(*SPLIT_LIGATURES, replace({"String": "bc"}, "d" * 12)), True),
+        (chain(*SPLIT_LIGATURES, replace({"Regex": "[a-c]"}, "defgh")), True),
+        (chain(replace({"String": "x"}, "A" * 12), {"type": "Lowercase"}, replace({"String": "a"}, "yyy")), True),
+        (chain({"type": "Prepend", "prepend": "\u2581"}, replace({"String": " "}, "\u2581")), False),
+        (chain({"type": "Prepend", "prepend": "x" * 5}, replace({"String": "x"}, "y" * 9)), True),
+        ({"type": "Prepend", "prepend": "x" * 40}, True),
+    ],
+)
+def test_only_steps_that_replace_what_others_write_multiply(normalizer, is_refused):
+    with pytest.raises(TokenizerError, match="times as long") if is_refused else contextlib.nullcontext():
+        make_gpt2(normalizer=normalizer)
+
+
+def test_a_definition_at_which_an_engine_panics_is_refused():
+    steps = {"type": "Precompiled", "precompiled_charsmap": ""}
+    with pytest.raises(TokenizerError, match=r"cannot read its tokenizer.json \(.*precompiled_charsmap"):
+        make_gpt2(normalizer=steps).encode_batch(["a"])

@@ -283,7 +283,8 @@ class JsonTokenizer:
             "tokenizer.json, or choose another --tokenizer"
         )
         if type(error) is not Exception:
-            reason = "the pattern of its pre_tokenizer takes too many steps on this text; choose another --tokenizer"
+            pattern = "a pattern of its normalizer or pre_tokenizer"
+            reason = f"{pattern} takes too many steps on this text; choose another --tokenizer"
         text = _find_unencodable_text(encoder, texts)
         return TokenizerError(f"tokenizer {self.name!r} cannot encode {text!r} ({error}): {reason}")
 
@@ -338,7 +339,9 @@ class JsonTokenizer:
                 return load()
             except ImportError as error:
                 reasons.append(f"{package} cannot be imported ({error})")
-            except ValueError as error:
+            except BaseException as error:
+                if not isinstance(error, ValueError) and not _is_engine_failure(error):
+                    raise
                 reasons.append(f"{package} {get_package_version(package)} does not support it ({error})")
         raise TokenizerError("; ".join(reasons))
 
@@ -389,7 +392,9 @@ class JsonTokenizer:
 
         try:
             tokenizer = Tokenizer.from_buffer(text)
-        except ValueError as error:
+        except BaseException as error:
+            if not isinstance(error, ValueError) and not _is_engine_failure(error):
+                raise
             version = get_package_version("tokenizers")
             raise TokenizerError(
                 f"{self.name}: tokenizers {version} cannot read its tokenizer.json ({error})"

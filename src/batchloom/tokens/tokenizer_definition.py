@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -161,7 +160,7 @@ def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
         TokenizerError: a text may become more than ``_MAX_GROWTH`` times as long.
     """
     for key in ("normalizer", "decoder"):
-        growth = math.prod(max(1, _find_growth(step)) for step in iter_steps(tokenizer_json.get(key)))
+        growth = _bound_growth(iter_steps(tokenizer_json.get(key)))
         if growth > _MAX_GROWTH:
             raise TokenizerError(
                 f"{label}: its {key} could make a text {growth:,.0f} times as long, and more than {_MAX_GROWTH} is "
@@ -169,8 +168,32 @@ def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
             )
 
 
+def _bound_growth(steps: Iterable[Mapping[str, Any]]) -> float:
+    """Return how many times as long steps may make a part of a text, in bytes."""
+    # What steps have written: its growth, and its characters, None for any.
+    written: list[tuple[float, set[str] | None]] = [(1, set())]
+    for step in steps:
+        content, pattern = str(step.get("content") or step.get("prepend") or ""), _get_literal(step)
+        # A text is replaced in what an earlier step has written only if the two share a character.
+        before = (growth for growth, letters in written if pattern is None or letters is None or letters & pattern)
+        growth = max(1, _find_growth(step)) * max(before, default=1)
+        written.append((growth, None if pattern is None else set(content)))
+    return max(growth for growth, _ in written)
+
+
+def _get_literal(step: Mapping[str, Any]) -> set[str] | None:
+    """Return the characters of the text that a step replaces, none for what it prepends; None for any."""
+    if step.get("type") == "Prepend":
+        return set()
+    pattern = step.get("pattern") if step.get("type") == "Replace" else None
+    literal = pattern.get("String") if isinstance(pattern, Mapping) else None
+    return set(literal) if isinstance(literal, str) and literal else None
+
+
 def _find_growth(step: Mapping[str, Any]) -> float:
     """Return how many times as long a step may make a text, in bytes."""
+    if step.get("type") == "Prepend":
+        return 1 + len(str(step.get("prepend", "")).encode())
     if step.get("type") == "Replace":
         content, pattern = str(step.get("content", "")), step.get("pattern")
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None
