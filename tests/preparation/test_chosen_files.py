@@ -27,6 +27,10 @@ CHOICES = [
     ({"include": "logs/deep"}, {"logs/deep/d.txt"}),
     ({"exclude": "tree*,lo?s/deep"}, {"a.txt", "b.log", "logs/c.txt", "logs.txt"}),
     ({"exclude": "[ab]*"}, {"logs/c.txt", "logs/deep/d.txt", "logs.txt"}),
+    ({"exclude": "tree*/logs/c.txt"}, {"a.txt", "b.log", "logs/deep/d.txt", "logs.txt"}),
+    ({"include": "/*.txt", "exclude": "/c.txt,/logs/*"}, {"a.txt", "logs.txt"}),
+    ({"include": "**/*.txt", "exclude": "logs/**/*.txt"}, {"a.txt", "logs.txt"}),
+    ({"exclude": "**/deep/**"}, {"a.txt", "b.log", "logs/c.txt", "logs.txt"}),
 ]
 
 

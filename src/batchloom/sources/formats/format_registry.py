@@ -493,7 +493,8 @@ class FileChoice:
     """Choice of the files of folders and archives by patterns, as of ``.gitignore``.
 
     A pattern without a slash matches the name of a file, or of a folder with all that is below it; another one the end
-    of such a path. ``*`` also matches slashes.
+    of such a path, in which the name of the input may stand first. One that begins with a slash matches the whole path
+    in the input. ``*`` also matches slashes, and ``**/`` nothing, too.
 
     Attributes:
         unmatched: (option, pattern) of those that have matched no file yet.
@@ -522,7 +523,10 @@ def _matches(name: str, pattern: str) -> bool:
     path = name.partition("/")[2] or name
     if "/" not in pattern:
         return any(fnmatchcase(part, pattern) for part in path.split("/"))
-    return fnmatchcase(f"/{path}", f"*/{pattern}") or fnmatchcase(f"/{path}", f"*/{pattern}/*")
+    subject = f"/{path}" if pattern.startswith("/") else f"/{name}"
+    forms = {pattern.replace("**/", folders) for folders in ("", "*/")}
+    forms = {form if form.startswith("/") else f"*/{form}" for form in forms}
+    return any(fnmatchcase(subject, form) or fnmatchcase(subject, f"{form}/*") for form in forms)
 
 
 def choose_encoding(kind: str, encoding: str) -> str:
