@@ -1,5 +1,7 @@
 """Rows, texts, tables and tokenizers of Python as inputs of ``prepare``."""
 
+from types import MappingProxyType
+
 import datasets
 import pandas as pd
 import pyarrow as pa
@@ -22,7 +24,19 @@ DATA = {
     "pandas": lambda: pd.DataFrame(ROWS),
     "arrow": lambda: pa.table({"text": TEXTS}),
     "record batches": lambda: pa.table({"text": TEXTS}).to_reader(max_chunksize=7),
+    "categories": lambda: pd.DataFrame(ROWS, dtype="category"),
+    "batches with categories": lambda: pa.RecordBatchReader.from_batches(
+        pa.schema([("text", pa.dictionary(pa.int32(), pa.string()))]),
+        [pa.record_batch({"text": pa.array(part).dictionary_encode()}) for part in (TEXTS[:20], TEXTS[20:])],
+    ),
+    "mappings": lambda: map(MappingProxyType, ROWS),
     "data set": lambda: datasets.Dataset.from_list(ROWS[::-1]).select(range(49, -1, -1)),
+    "columns of a data set": lambda: datasets.Dataset.from_list([{"prompt": "no", **row} for row in ROWS]).with_format(
+        columns=["text"]
+    ),
+    "transformed data set": lambda: datasets.Dataset.from_dict({"number": range(50)}).with_transform(
+        lambda batch: {"text": [f"row {number}" for number in batch["number"]]}
+    ),
     "iterable data set": lambda: datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
 }
 
@@ -62,12 +76,19 @@ def test_iterables_of_paths_stay_paths(tmp_path, monkeypatch):
         assert batchloom.open_store(tmp_path / f"s{number}").provenance.of(0).source == "a.txt"
 
 
+@pytest.mark.parametrize("text", ["What is it?", "*starred* text", "https://example.com is a site", "a\nb*"])
+def test_texts_that_resemble_names_are_texts(tmp_path, text):
+    assert prepare(iter([text, "b"]), tmp_path / "s").counts.documents == 2
+
+
 def test_a_tokenizer_object_is_its_files(tmp_path):
     gpt2 = resolve_tokenizer("gpt2")
     plain = Tokenizer.from_str(gpt2.json.decode())
     for name, tokenizer in (
         ("transformers", PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|endoftext|>")),
         ("tokenizers", plain),
+        ("odd", PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|endoftext|>", name_or_path="a/..")),
+        ("long", PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|endoftext|>", name_or_path="a" * 300)),
     ):
         prepare(ROWS, tmp_path / name, tokenizer=tokenizer)
         store = batchloom.open_store(tmp_path / name)
@@ -83,6 +104,12 @@ def test_a_tokenizer_object_is_its_files(tmp_path):
         (pd.Series(TEXTS), InputError, "cannot be read as a table"),
         (5, SettingsError, "an object of type int is neither path nor rows nor an Arrow table"),
         (iter([]), SettingsError, "there are none"),
+        (iter([None, {"text": "a"}]), InputError, "row 0 is of type NoneType"),
+        (pd.DataFrame({"text": []}), InputError, "there are no rows"),
+        (datasets.Dataset.from_list([]), InputError, "there are no rows"),
+        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), InputError, "Duplicate column names"),
+        ([pd.DataFrame(ROWS)], SettingsError, "a list of tables; give one table"),
+        (iter(["data/*.jsonl"]), InputMissingError, "data/"),
         (TEXTS, InputMissingError, "There is no file or folder row 0"),
     ],
 )
@@ -91,3 +118,8 @@ def test_other_data_are_refused_in_one_sentence(tmp_path, data, error, message):
         prepare(data, tmp_path / "s")
     assert len(str(raised.value)) < 300
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_class_is_no_tokenizer(tmp_path):
+    with pytest.raises(SettingsError, match="is a class; give an object"):
+        prepare(ROWS, tmp_path / "s", tokenizer=PreTrainedTokenizerFast)

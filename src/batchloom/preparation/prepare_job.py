@@ -114,8 +114,11 @@ def prepare(
 
 
 def _find_near_folder(out: str) -> Path | None:
-    """Return an existing folder on the disk of a store; None for a remote one."""
-    return None if is_url(out) else next(folder for folder in Path(out).absolute().parents if folder.is_dir())
+    """Return an existing folder on the disk of a store; None for a remote one, and if nothing can be written there."""
+    if is_url(out):
+        return None
+    folder = next(folder for folder in Path(out).absolute().parents if folder.is_dir())
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def _drop_run_options(options: PrepareOptions) -> dict[str, object]:

@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ from batchloom.preparation.settings.dataset_config import DatasetConfig
 # Rows of a data set of Hugging Face that are converted at once.
 _BATCH_ROWS = 1000
 _SINGLE_TYPES = (str, bytes, os.PathLike, DatasetConfig, type(None))
+_SAFE_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
 class ArrowStream(Protocol):
@@ -51,8 +53,8 @@ def write_python_data(inputs: object, tokenizer: object, folder: Path | None) ->
         folder: existing folder in which the files are made, None for that of the system; they are deleted at the end.
 
     Raises:
-        InputError: a row is neither a mapping nor a text, or holds what JSON cannot hold.
-        SettingsError: the inputs are several data sets.
+        InputError: there are no rows, or one is neither a mapping nor a text, or holds what JSON cannot hold.
+        SettingsError: the inputs are several data sets, or the tokenizer is a class.
     """
     inputs = _peek(inputs)
     has_data = not _names_files(inputs)
@@ -80,11 +82,18 @@ def _peek(inputs: Any) -> Any:
         table = "an Arrow table (pandas exports them from 2.2 on)"
         raise SettingsError([f"inputs: an object of type {kind} is neither path nor rows nor {table}"])
     items = iter(inputs)
-    first = next(items, None)
-    items = chain([] if first is None else [first], items)
-    # Texts are no names of files; a first one that is such a name decides for all.
-    is_name = isinstance(first, str) and (is_url(first) or is_glob(first) or os.path.exists(first))  # noqa: PTH110
-    return [*items] if is_name or first is None or isinstance(first, (os.PathLike, DatasetConfig)) else items
+    first = [*islice(items, 1)]
+    items = chain(first, items)
+    # A first item that is a name of files decides for all.
+    return [*items] if not first or isinstance(first[0], (os.PathLike, DatasetConfig)) or _is_name(first[0]) else items
+
+
+def _is_name(item: object) -> bool:
+    """Return whether an item is a name of files, not a text."""
+    if not isinstance(item, str):
+        return False
+    has_blanks = len(item.split()) != 1
+    return os.path.exists(item) or (not has_blanks and (is_url(item) or is_glob(item)))  # noqa: PTH110
 
 
 def _is_hf_dataset(inputs: Any) -> bool:
@@ -99,7 +108,12 @@ def _names_files(inputs: Any) -> bool:
     """Return whether inputs are those that a command line has, or manifests."""
     if isinstance(inputs, _SINGLE_TYPES):
         return True
-    return isinstance(inputs, Sequence) and not (inputs and isinstance(inputs[0], Mapping))
+    if not isinstance(inputs, Sequence):
+        return False
+    first = inputs[0] if inputs else None
+    if _is_hf_dataset(first) or _is_arrow_stream(first):
+        raise SettingsError(["inputs: a list of tables; give one table"])
+    return not isinstance(first, Mapping)
 
 
 def _write_data(inputs: Any, folder: Path) -> str:
@@ -107,13 +121,17 @@ def _write_data(inputs: Any, folder: Path) -> str:
         names = ", ".join(map(repr, inputs))
         raise SettingsError([f"inputs: a mapping of {names}; give one data set, or the rows of one"])
     if _is_hf_dataset(inputs):
-        return _write_tables(inputs.with_format("arrow").iter(_BATCH_ROWS), folder)
+        # A transform makes the rows when they are read.
+        if inputs.format["type"] == "custom":
+            return _write_rows(inputs, folder)
+        arrow = inputs.with_format("arrow", columns=inputs.format["columns"])
+        return _write_tables(arrow.iter(_BATCH_ROWS), folder)
     if _is_arrow_stream(inputs):
         import pyarrow as pa  # noqa: PLC0415 - files of text need none
 
         try:
             return _write_tables(pa.RecordBatchReader.from_stream(inputs), folder)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except (ValueError, pa.ArrowTypeError) as error:
             raise InputError(f"inputs: {type(inputs).__name__} cannot be read as a table: {error}.") from error
     return _write_rows(inputs, folder)
 
@@ -125,11 +143,16 @@ def _write_tables(tables: Iterable[Any], folder: Path) -> str:
     with contextlib.ExitStack() as stack:
         file, writer = stack.enter_context(path.open("wb")), None
         for table in tables:
-            # The metadata hold versions of the library that made the table.
-            plain = table.replace_schema_metadata(None)
+            # The metadata hold versions of the library that made the table, and a file has one dictionary for a column.
+            types = [
+                field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in table.schema
+            ]
+            schema = pa.schema(zip(table.schema.names, types, strict=True))
             if writer is None:
-                writer = stack.enter_context(pa.ipc.new_file(file, plain.schema))
-            writer.write(plain)
+                writer = stack.enter_context(pa.ipc.new_file(file, schema))
+            writer.write(table.cast(schema))
+    if writer is None:
+        raise InputError("inputs: there are no rows.")
     return os.fspath(path)
 
 
@@ -142,17 +165,23 @@ def _write_rows(rows: Iterable[Any], folder: Path) -> str:
                     f"inputs: row {number:,} is of type {type(row).__name__}, neither a mapping nor a text."
                 )
             try:
-                line = orjson.dumps({"text": row} if isinstance(row, str) else row, option=orjson.OPT_SERIALIZE_NUMPY)
+                plain = {"text": row} if isinstance(row, str) else dict(row)
+                line = orjson.dumps(plain, option=orjson.OPT_SERIALIZE_NUMPY)
             except TypeError as error:
                 raise InputError(f"inputs: row {number:,} cannot be written as JSON: {error}.") from error
             file.write(line + b"\n")
+        if not file.tell():
+            raise InputError("inputs: there are no rows.")
     return os.fspath(path)
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> str:
     """Save a tokenizer in a folder of its name, which a store records."""
-    path = folder / (Path(getattr(tokenizer, "name_or_path", "")).name or "tokenizer")
-    path.mkdir()
+    if isinstance(tokenizer, type):
+        raise SettingsError([f"tokenizer: {tokenizer.__name__} is a class; give an object, as from_pretrained returns"])
+    name = Path(str(getattr(tokenizer, "name_or_path", ""))).name
+    path = folder / "tokenizer" / (name if _SAFE_NAME.fullmatch(name) else "tokenizer")
+    path.mkdir(parents=True)
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(path)
     else:
