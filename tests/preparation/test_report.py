@@ -27,6 +27,8 @@ from batchloom.preparation.report import (
 from batchloom.preparation.report.report import (
     MAX_ROWS,
     Bar,
+    _find_ending,
+    _find_folder,
     draw_horizontal_bars,
     draw_vertical_bars,
     make_length_bars,
@@ -354,6 +356,30 @@ def test_every_pair_of_sources_has_its_examples_however_many_precede(tmp_path):
     ]
     assert last_pair.examples[0].words.startswith("a text 2999")
     assert {(one.dropped_file, one.kept_file) for one in last_pair.examples} == {("c.jsonl", "a.jsonl")}
+
+
+def test_folders_beyond_the_largest_are_summed_as_one(tmp_path):
+    for number in range(MAX_ROWS + 3):
+        path = tmp_path / f"in/{number}/a.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text("abc")
+    batchloom.prepare(tmp_path / "in", out=tmp_path / "s", tokenizer="bytes", dedup="none", val_fraction=0)
+    folders = read_report(tmp_path / "s").content.folders
+    assert len(folders) == MAX_ROWS + 1
+    assert (folders[-1].name, folders[-1].sources, folders[-1].counts) == ("3 others", 3, SourceCounts(3, 9, 12))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "ending"),
+    [
+        ("in/a/b/c.txt", "in/a", ".txt"),
+        ("c", ".", "(none)"),
+        ("https://host.org/a/b/c.jsonl.gz", "https://host.org/a", ".jsonl.gz"),
+        ("s3://bucket/c.txt", "s3://bucket", ".txt"),
+    ],
+)
+def test_folder_and_ending_of_a_source(name, folder, ending):
+    assert (_find_folder(name), _find_ending(name)) == (folder, ending)
 
 
 def test_sources_are_summed_by_folder_and_ending(tmp_path):

@@ -114,7 +114,10 @@ def prepare(
 
 
 def _find_near_folder(out: str) -> Path | None:
-    """Return an existing folder on the disk of a store; None for a remote one, and if nothing can be written there."""
+    """Return an existing folder on the disk of a store.
+
+    None for a remote store, and if nothing can be written there.
+    """
     if is_url(out):
         return None
     folder = next(folder for folder in Path(out).absolute().parents if folder.is_dir())

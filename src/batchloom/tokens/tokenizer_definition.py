@@ -182,7 +182,10 @@ def _bound_growth(steps: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _get_literal(step: Mapping[str, Any]) -> set[str] | None:
-    """Return the characters of the text that a step replaces, none for what it prepends; None for any."""
+    """Return the characters that a step replaces; None for any.
+
+    What it prepends replaces none.
+    """
     if step.get("type") == "Prepend":
         return set()
     pattern = step.get("pattern") if step.get("type") == "Replace" else None

@@ -162,7 +162,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._settle(size)
 
     def _settle(self, size: int) -> None:
-        """Check what was counted since the last time, of which an operation makes ``size``."""
+        """Check what was counted since the last time.
+
+        Args:
+            size: what the last operation makes.
+        """
         self._check_size(size)
         self._made += _COST_PER_CLOCK_READ - self._left
         self._left = _COST_PER_CLOCK_READ
@@ -240,7 +244,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return value
 
     def _check_searched(self, value: Any) -> Any:
-        """Check a value that is searched for a text or a number: no element is looked into."""
+        """Check a value that is searched for a constant: no element is looked into."""
         if isinstance(value, (str, list, tuple)):
             self.count(0, len(value))
         return value

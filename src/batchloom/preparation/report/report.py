@@ -237,7 +237,10 @@ def build_content(
 
 
 def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[str], str]) -> tuple[SourceTotals, ...]:
-    """Return the groups with most documents; none if all sources are in one."""
+    """Return the groups with most documents; the others are one group.
+
+    There are none if all sources are in one.
+    """
     # Sources, documents, bytes and tokens of each group: a job may have a million sources.
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for name, counts in sources.items():
@@ -249,12 +252,17 @@ def _group_sources(sources: Mapping[str, SourceCounts], name_group: Callable[[st
     if len(totals) < 2:
         return ()
     names, _ = _select_largest({name: total[1] for name, total in totals.items()})
-    return tuple(SourceTotals(name, totals[name][0], SourceCounts(*totals[name][1:])) for name in names)
+    groups = [(name, totals.pop(name)) for name in names]
+    if totals:
+        others = [sum(counts) for counts in zip(*totals.values(), strict=True)]
+        groups.append((format_count(len(totals), "other"), others))
+    return tuple(SourceTotals(name, count, SourceCounts(*counts)) for name, (count, *counts) in groups)
 
 
 def _find_folder(name: str) -> str:
     """Return the folder of a source, at most two levels deep."""
-    return "/".join(name.split("/")[:-1][:2]) or "."
+    scheme, separator, path = name.rpartition("://")
+    return scheme + separator + "/".join(path.split("/")[:-1][:2]) or "."
 
 
 def _find_ending(name: str) -> str:
