@@ -18,7 +18,8 @@ import pytest
 import batchloom
 from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store, prepare
 from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
-from batchloom.preparation.settings import count_allowed_bad
+from batchloom.preparation import ReadRecipe
+from batchloom.preparation.settings import SourceRecipe, count_allowed_bad
 from batchloom.preparation.units import unit_files
 from batchloom.sources import ReadLimits
 from preparation.stores import make_recipe, prepare_store, read_texts, write_jsonl
@@ -283,8 +284,7 @@ def test_settings_are_judged_all_at_once():
         make_recipe(
             inputs=(),
             split_on="lines",
-            val_fraction=0.6,
-            test_fraction=0.5,
+            val_fraction=1,
             dtype="uint8",
             dedup="exat",
             tokens_per_shard=0,
@@ -294,18 +294,29 @@ def test_settings_are_judged_all_at_once():
     assert [problem.split(":")[0] for problem in error.value.problems] == [
         "tokens_per_shard",
         "dtype",
+        "val_fraction",
         "max_bad",
         "inputs",
         "dedup",
         "text_field",
         "split_on",
-        "val_fraction",
     ]
     assert "did you mean 'line'?" in str(error.value)
     assert "did you mean 'uint16'?" in str(error.value)
+    assert "val_fraction: 1 is not in [0, 1)" in str(error.value)
+
+
+def test_valid_settings_that_contradict_each_other_are_judged_at_once():
+    with pytest.raises(SettingsError) as error:
+        Recipe(
+            inputs=("a",),
+            val_fraction=0.6,
+            test_fraction=0.5,
+            sources=(SourceRecipe(max_samples=1),) * 2,
+            reading=ReadRecipe(input_split="train[:1%]"),
+        )
+    assert [problem.split(":")[0] for problem in error.value.problems] == ["sources", "input_split", "val_fraction"]
     assert "val and test together take" in str(error.value)
-    with pytest.raises(SettingsError, match=r"val_fraction: 1 is not in \[0, 1\)"):
-        Recipe(inputs=("a",), val_fraction=1)
 
 
 def test_a_share_of_bad_records_is_exact():

@@ -264,7 +264,7 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
         ({"max_tokens": 0}, "max_tokens: 0"),
         (
             {"overlong": "splt", "template": 1},
-            "template: 1 is no name.*did you mean 'split'",
+            "template: 1 is not a text.*did you mean 'split'",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_no_two_inputs_are_called_the_same():
 @pytest.mark.parametrize("name", ["split_on", "tokenizer", "end_token", "text_field"])
 @pytest.mark.parametrize("value", ["a\udcff", "", 5])
 def test_options_that_cannot_be_written_down_are_refused(name, value):
-    with pytest.raises(SettingsError, match=f"^{name}: .* is not a text of one or more"):
+    with pytest.raises(SettingsError, match=f"^{name}: .* is not a text"):
         make_recipe(inputs=("a",), **{name: value})
 
 
