@@ -119,8 +119,7 @@ HOSTILE = {
     "namespaces that hold each other": "".join(f"{{% set n{n} = namespace() %}}" for n in range(60))
     + "".join(f"{{% set n{n}.a = n{n - 1} %}}{{% set n{n}.b = n{n - 1} %}}" for n in range(59, 0, -1))
     + "{{ n59 }}",
-    "counting back": "{% set _ = (0 - 10 ** 12) | _count_literals %}{{ ('x' * 500000000) | length }}",
-    "counting back by name": "{% set _ = [0 - 10 ** 12] | map(' count') | list %}{{ ('x' * 500000000) | length }}",
+    "counting back": "{% set _ = [0 - 10 ** 12] | map(' count') | list %}{{ ('x' * 500000000) | length }}",
     "searching a list": "{% set l = [1] * 8000 %}{{ range(99999) | select('in', l) | list | length }}",
     "searching in one expression": "{% set l = [1] * 8000 %}{{ " + " or ".join(["2 in l"] * 8000) + " }}",
     "equal lists of lists": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
@@ -144,7 +143,7 @@ HOSTILE = {
 def test_a_hostile_template_is_stopped(name, monkeypatch):
     monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.03)
     monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
-    with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled|No filter"):
+    with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled"):
         ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
 
 

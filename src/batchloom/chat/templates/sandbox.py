@@ -117,7 +117,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         tests: dict[str, Any] = self.tests
         tests.update({name: self._guard_test(tests[name]) for name in _COMPARING_TESTS})
         filters = FILTERS | {"join": self._join, "random": _refuse_chance, "tojson": self._to_json}
-        self.filters = {name: self._guard(name, filters[name]) for name in filters.keys() - _REFUSED_FILTERS} | {
+        self.filters = {name: self._guard(name, filters[name]) for name in filters.keys() - _REFUSED_FILTERS}
+        self.filters |= {name: functools.partial(_refuse_filter, name) for name in _REFUSED_FILTERS} | {
             f"{_INTERNAL}add": self._add,
             f"{_INTERNAL}begin_round": self._begin_round,
             f"{_INTERNAL}compared": self._check_compared,
@@ -504,6 +505,10 @@ _FILTER_BOUNDS: dict[str, Callable[..., int]] = {
 
 def _raise_exception(message: Any) -> NoReturn:
     raise jinja2.exceptions.TemplateError(str(message)[:500])
+
+
+def _refuse_filter(name: str, *_: Any, **__: Any) -> NoReturn:
+    raise SecurityError(f"the filter {name!r} is not supported: its result may be of any size")
 
 
 def _refuse_chance(*_: Any, **__: Any) -> NoReturn:
