@@ -320,7 +320,8 @@ def test_names_and_signatures():
                 # Frameworks pass more keywords every year; a name of "_" marks keywords that are ignored.
                 # A template passes arbitrary keywords to the functions it calls, click the options of a command, and
                 # a training loop the inputs of a model.
-                if str(name) in ("chat/templates/sandbox.py", "cli/options.py", "batches/model_calls.py"):
+                templates = ("chat/templates/sandbox.py", "chat/templates/operation_costs.py")
+                if str(name) in (*templates, "cli/options.py", "batches/model_calls.py"):
                     continue
                 # Options that a TypedDict declares are as visible to editors and type checkers as parameters.
                 typed = node.args.kwarg and "Unpack[" in ast.unparse(node.args.kwarg.annotation or ast.Constant(0))

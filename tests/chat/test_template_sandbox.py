@@ -4,6 +4,8 @@ import datetime as dt
 import importlib.util
 import itertools
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -24,6 +26,16 @@ def repeat_expression(expression, setup=""):
 
 DOUBLE = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = EXPR %}{% endfor %}"
 
+SHARED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
+DEEP_TUPLE = (
+    "{% set ns = namespace(a=1) %}{% for i in range(9999) %}"
+    + "".join(f"{{% for t{n} in {{'k': {f't{n - 1}' if n else 'ns.a'}}}.items() %}}" for n in range(8))
+    + "{% set ns.a = t7 %}"
+    + "{% endfor %}" * 9
+)
 HOSTILE = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "loops over constants": "{% for i in range(99999) %}" + "{% for j in [1,2,3,4,5,6,7,8] %}" * 5 + "{% endfor %}" * 6,
@@ -53,7 +65,6 @@ HOSTILE = {
     "sum": repeat_expression("range(9999) | sum"),
     "sort": repeat_expression("range(9999) | sort"),
     "unique": repeat_expression("range(9999) | map('string') | unique | list"),
-    "dictsort": repeat_expression("d | dictsort", "{% set d = dict.fromkeys(range(9999) | map('string')) %}"),
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) if j is odd and j > 100000 %}{% endfor %}{% endfor %}",
     "equal lists": repeat_expression("a == b", NUMBERS),
     "list.count": repeat_expression("a.count('x')", NUMBERS),
@@ -61,7 +72,6 @@ HOSTILE = {
     "wordcount": repeat_expression("a | wordcount", TEXTS),
     "+ of lists": NUMBERS + "{{ (" + " + ".join(["a"] * 3000) + ") | length }}",
     "~ of lists": repeat_expression("a ~ ''", NUMBERS),
-    "dict.fromkeys": repeat_expression("dict.fromkeys(range(9999))"),
     "a wide macro": "{% macro m() %}"
     + "{% if x %}{% endif %}" * 1000
     + "{% endmacro %}{% for i in range(99999) %}{{ m() }}{% endfor %}",
@@ -107,7 +117,6 @@ HOSTILE = {
     "many sums": "{% set x = 'a' * 9999 %}{{ (" + " + ".join(["x"] * 3000) + ") | length }}",
     "many concatenations": "{% set x = 'a' * 9999 %}{{ (" + " ~ ".join(["x"] * 3000) + ") | length }}",
     "a list of one text": "{% set x = 'a' * 9999 %}{{ ([x] * 9999) | string | length }}",
-    "keys of one text": "{% set x = 'a' * 9999 %}{{ dict.fromkeys(range(9999), x) | string | length }}",
     "one text for each": "{% set x = 'a' * 9999 %}{{ range(9999) | map('lower') | map('replace', '1', x) | join | length }}",
     "a default for each": "{% set x = 'a' * 9999 %}{{ ([''] * 9999) | map('default', x, true) | list | string }}",
     "arguments of a macro": "{% set x = 'a' * 9999 %}{% macro m() %}{{ varargs | string | length }}{% endmacro %}"
@@ -136,13 +145,40 @@ HOSTILE = {
     "wide fields": "{% set s = '%(a)999s' * 1000 %}{{ (s % {'a': 1}) | length }}",
     "brackets": "{{ " + "[" * 20000 + "1" + "]" * 20000 + " }}",
     "a long template": "{{ x }}" * 20_000,
+    "searching backwards": "{{ ('a' * 4000000).rfind('a' * 1000000 ~ 'b' ~ 'a' * 1000000) }}",
+    "splitting backwards": "{{ ('a' * 4000000).rsplit('a' * 1000000 ~ 'b' ~ 'a' * 1000000) }}",
+    "stripping": "{{ ('a' * 4000000).strip('b' * 4000000 ~ 'a') | length }}",
+    "trim": "{{ ('a' * 4000000) | trim('b' * 4000000 ~ 'a') | length }}",
+    "attributes of letters": "{{ ('ab' * 2000000) | sort(attribute='x,' * 1000) | length }}",
+    "a deep attribute": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ([ns] * 50) | map(attribute='x.' * 999999 ~ 'x') | list }}",
+    "a generator of lists": SHARED + "{{ [ns.a, ns.b] | map('default') | max | length }}",
+    "a reversed list": SHARED + "{{ [ns.a, ns.b] | reverse | max | length }}",
+    "a loop as a list": SHARED + "{% for x in [1, ns.a, ns.b] %}{{ loop | max }}{% endfor %}",
+    "a view of a list": SHARED + "{{ {'a': ns.a}.items() }}",
+    "equal views": SHARED + "{{ {'a': ns.a}.items() == {'a': ns.b}.items() }}",
+    "case of a list": SHARED + "{{ ns.a is lower }}",
+    "tuples as keys": "{% set ns = namespace(a=1) %}{% for i in range(60) %}{% for t in {ns.a: ns.a}.items() %}"
+    "{% set ns.a = t %}{% endfor %}{% endfor %}",
+    "a deep key": DEEP_TUPLE + "{{ {}[ns.a] }}",
+    "a deep key of dict": DEEP_TUPLE + "{{ dict([[ns.a, 1]]) }}",
+    "a deep key of get": DEEP_TUPLE + "{{ {}.get(ns.a) }}",
+    "a deep key that is sought": DEEP_TUPLE + "{{ ns.a in {} }}",
+    "a deep key that is tested": DEEP_TUPLE + "{{ [ns.a] | select('in', {}) | list }}",
+    "a deep attribute of a key": DEEP_TUPLE + "{{ [{}] | map(attribute=ns.a) | list }}",
+    "ranges in filters": "{{ ([range(99999)] * 1000) | map('max', attribute='real.' * 200 ~ 'real') | list | length }}",
+    "groups of letters": "{{ ('\U0001f600' * 4000000) | groupby('x', default='') | length }}",
+    "sorted letters": "{{ ('\U0001f600' * 4000000) | sort | length }}",
+    "titles": "{{ ('\u4e2d-' * 2000000) | title | length }}",
+    "pieces": "{{ ('\U0001f600 ' * 2000000).split() | length }}",
+    "floats in formats": "{{ ('%(a)f' * 500000) | format(a=1e308) | length }}",
+    "an open format": "{{ ('%(' * 1000000 ~ 'x' * 1000000) % {} }}",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name, monkeypatch):
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.03)
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter._MAX_SECONDS", 0.03)
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter._BASE_BUDGET", 1 << 16)
     with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled"):
         ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
 
@@ -150,8 +186,8 @@ def test_a_hostile_template_is_stopped(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_takes_little_memory(name, monkeypatch):
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.3)
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter._MAX_SECONDS", 0.3)
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter._BASE_BUDGET", 1 << 16)
     tracemalloc.start()
     try:
         with pytest.raises(TemplateError):
@@ -165,10 +201,10 @@ def test_a_hostile_template_takes_little_memory(name, monkeypatch):
 
 def test_a_template_that_keeps_all_it_makes_is_stopped(monkeypatch):
     text = "{% set x = 'a' * 9999 %}" + "".join(f"{{% set x{n} = x[{n}:] %}}" for n in range(2000))
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._BASE_BUDGET", 1 << 16)
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter._BASE_BUDGET", 1 << 16)
     ChatTemplate("few", text, {}).render(MESSAGES)
     memory = itertools.count(1 << 30, 1 << 26)
-    monkeypatch.setattr("batchloom.chat.templates.sandbox.measure_memory", lambda: next(memory))
+    monkeypatch.setattr("batchloom.chat.templates.rendering_meter.measure_memory", lambda: next(memory))
     with pytest.raises(TemplateError, match="more than 256 MiB of memory"):
         ChatTemplate("many", text, {}).render(MESSAGES)
 
@@ -252,7 +288,7 @@ def test_the_date_is_always_the_same():
         "{{ messages | tojson }}|{{ {'é': 1} | tojson(indent=2) }}|{{ '<' | tojson }}",
         "{% for m in messages %}{{ loop.index0 }}{{ loop.last }}{% break %}{% endfor %}",
         "{% set ns = namespace(a=1, b='x') %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.b }}",
-        "{{ dict(a=1).a }}{{ dict.fromkeys('ab') }}{{ 'a-b'.split('-') | join('+') }}",
+        "{{ dict(a=1).a }}{{ 'a-b'.split('-') | join('+') }}",
         "{{ 'ab'.replace('a', 'c', 1) }}|{{ 'a,b' | replace(',', ';') }}",
         "{% macro m(x) %}[{{ caller(x) }}]{% endmacro %}{% call(y) m('ab') %}{{ y }}{% endcall %}",
         "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
@@ -270,6 +306,23 @@ def test_tame_templates_give_what_transformers_gives(text):
 
     expected, _ = render_jinja_template([MESSAGES], chat_template=text)
     assert ChatTemplate("tame", text, {}).render(MESSAGES).text == expected[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ dict.update(messages[0], {'role': 'evil'}) }}",
+        "{{ dict.pop(messages[0], 'content') }}",
+        "{{ messages[0].clear() }}",
+        "{{ messages.append(1) }}",
+        "{% for m in messages %}{% set _ = m.update({'role': 'evil'}) %}{% endfor %}",
+    ],
+)
+def test_a_template_changes_no_message(text):
+    messages = [dict(message) for message in MESSAGES]
+    with pytest.raises((TemplateError, RenderError)):
+        ChatTemplate("bad", text, {}).render(messages)
+    assert messages == MESSAGES
 
 
 @pytest.mark.parametrize("size", [100, 800, pytest.param(1500, marks=pytest.mark.slow)])
@@ -290,9 +343,9 @@ def test_templates_may_look_at_all_messages_from_each(size):
         "{{ 'a-b' | attr('upper') is defined }}{{ 'a' ~ 1 ~ none ~ [1, 'b'] }}{{ 'a' + 'b' + messages[0].role + 'c' }}",
         "{{ 1 < 2 < 3 }}{{ 'a' in 'abc' }}{{ 'role' in messages[0] }}{{ 1 not in [1] }}{{ messages == messages }}{{ 1 == 1.0 }}",
         "{{ messages[0].role[1:] }}{{ [1, 2, 3][::-1] }}{{ 'abc'[-1] }}{{ messages[0]['ro' ~ 'le'] }}{{ 7 - 2 - 1 }}",
-        "{{ [1, 2, 3] | sum }}{{ messages | sum(attribute='x', start=0) if false }}{{ [3, 1] | max }}{{ 'aab' | unique | list }}",
+        "{{ [1, 2, 3] | sum }}{{ 'abcb'.rfind('b') }}{{ 'a b'.rsplit(' ', 1) }}{{ 'xxa'.lstrip('x') }}{{ [3, 1] | max }}{{ [{'n': 1}] | sum(attribute='n') }}{{ 2.55 | round(1, method='floor') }}{{ 10 ** 18 }}",
         "{% with a = 1, b = 'x' %}{{ a }}{{ b }}{% endwith %}{% block x %}b{{ 1 }}{% endblock %}{{ self.x() }}",
-        "{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys([1, 2]) }}{{ {'a': 1}.get('b', 3) }}{{ {'a': 1}.keys() | list }}",
+        "{{ dict([('a', 1)], b=2) }}{{ dict([[1, 2]]) }}{{ {'a': 1}.get('b', 3) }}{{ {'a': 1}.keys() | list }}",
         "{{ '%s-%s' | format('a', 'b') }}{{ '%(x)s' | format(x=1) }}|",
         "{% set ns = namespace() %}{{ ns.x is defined }}{% set ns.x = 0 %}{{ ns.x }}{{ ns.y is defined }}{{ ns['x'] is defined }}",
         "{{ [['a', 1], ['b', 2]] | map('first') | join }}{{ messages | selectattr('role', 'eq', 'user') | list | length }}",
@@ -329,3 +382,45 @@ def test_long_conversations_are_those_of_transformers_with_published_templates(n
     for messages in (many_turns, large_turns):
         expected, _ = render_jinja_template([messages], chat_template=path.read_text(), **tokens)
         assert template.render(messages).text == expected[0]
+
+
+LIMITS_SCRIPT = """
+import re, sys, time
+from batchloom.chat import ChatTemplate
+from batchloom.core.errors import TemplateError
+
+text, size = sys.stdin.read(), int(sys.argv[1])
+try:
+    ChatTemplate("bad", text, {}).render([{"role": "user", "content": "h" * size}])
+except TemplateError:
+    print(time.thread_time(), re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+"""
+COSTLY = [
+    "nested loops",
+    "equal lists of lists",
+    "a wide macro",
+    "one text for each",
+    "a deep attribute",
+    "sorted letters",
+]
+COSTLY += [
+    "floats in formats",
+    "searching backwards",
+    "pieces",
+    "a deep key",
+    "many concatenations",
+    "arguments of a macro",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("size", [2, 1_000_000])
+@pytest.mark.parametrize("name", COSTLY)
+def test_the_limits_hold_as_they_are_shipped(name, size):
+    command = [sys.executable, "-c", LIMITS_SCRIPT, str(size)]
+    result = subprocess.run(command, input=HOSTILE[name], capture_output=True, text=True, check=True)
+    seconds, peak = map(float, result.stdout.split())
+    # Five seconds, and as long again for what runs between two looks at the clock, on a machine of half the speed.
+    assert seconds < 20
+    assert peak < 1 << 19, "KiB"

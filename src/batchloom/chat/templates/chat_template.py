@@ -19,7 +19,8 @@ import orjson
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
-from batchloom.chat.templates.sandbox import MarkRound, TemplateLimitError, TemplateSandbox
+from batchloom.chat.templates.rendering_meter import TemplateLimitError
+from batchloom.chat.templates.sandbox import MarkRound, TemplateSandbox
 from batchloom.chat.templates.template_arguments import TemplateArguments
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
