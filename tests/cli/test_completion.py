@@ -1,4 +1,4 @@
-"""Shell completion: real shells that load what ``--install-completion`` writes."""
+"""Shell completion: real shells, with the lines that the reference names."""
 
 import os
 import pty
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.cli import run_command_line
 from batchloom.testing import write_store
-from processes import ProcessResult
 from waiting import LIMIT_S
 
+CLI_PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 SHELL_COMMANDS = {"bash": ["bash", "-i"], "zsh": ["zsh", "-i"], "fish": ["fish", "-i"]}
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0B]?|\x1b\][^\x07]*\x07|\x0f|\r")
 
@@ -27,20 +26,6 @@ def make_environment(home, shell="bash"):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**inherited, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
-
-
-@pytest.fixture
-def run_batchloom(monkeypatch, capfd):
-    """Run a command with a home folder and a shell; return its exit code, output and errors."""
-
-    def run(home, *words, shell="bash", variables=()):
-        for name in [name for name in os.environ if name.startswith(("XDG_", "ZDOTDIR"))]:
-            monkeypatch.delenv(name)
-        for name, value in {**make_environment(home, shell), **dict(variables)}.items():
-            monkeypatch.setenv(name, value)
-        return ProcessResult(run_command_line(words), *capfd.readouterr())
-
-    return run
 
 
 def skip_without_completion(shell):
@@ -101,87 +86,21 @@ def start_shell(shell, home, folder):
 
 
 @pytest.mark.parametrize("shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))])
-def test_a_shell_completes_commands_options_choices_and_paths(tmp_path, shell, run_batchloom):
+def test_a_shell_completes_commands_options_choices_and_paths(tmp_path, shell):
     skip_without_completion(shell)
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     folder.mkdir()
     write_store(folder / "my_store", [[1, 2, 3]])
-    assert run_batchloom(home, "--install-completion", shell).returncode == 0
+    (line,) = re.findall(rf"`(.*={shell}_source .*)`", CLI_PAGE.read_text())
     with start_shell(shell, home, folder) as terminal:
+        terminal.send(
+            f"autoload -Uz compinit && compinit -u; {line}; echo load''ed\r"
+            if shell == "zsh"
+            else f"{line}; echo load''ed\r"
+        )
+        terminal.wait_for(r"(?m)^loaded")
         terminal.complete("batchloom insp", r"insp *ect")
         terminal.complete("batchloom inspect --spl", r"--spl *it")
         terminal.complete("batchloom inspect --split va", r"va *l ")
         terminal.complete("batchloom check my_st", r"my_st *ore")
-
-
-@pytest.mark.parametrize(
-    ("shell", "script", "start_file"),
-    [
-        ("bash", ".local/share/batchloom/completion.bash", ".bashrc"),
-        ("zsh", ".local/share/batchloom/completion.zsh", ".zshrc"),
-        ("fish", ".config/fish/completions/batchloom.fish", None),
-    ],
-)
-def test_installing_twice_equals_installing_once(tmp_path, shell, script, start_file, run_batchloom):
-    if shell == "bash":
-        skip_without_completion(shell)
-    if start_file:
-        (tmp_path / start_file).write_text("alias ll='ls -l'")
-    first, second = (run_batchloom(tmp_path, "--install-completion", shell=shell) for _ in range(2))
-    assert (first.returncode, first.stderr) == (0, "")
-    assert f"Wrote {tmp_path / script}.\n" in first.stdout
-    assert (tmp_path / script).read_text() == run_batchloom(tmp_path, "--show-completion", shell).stdout
-    if start_file:
-        assert f"{tmp_path / start_file} loads it now.\n" in first.stdout
-        assert f"{tmp_path / start_file} loads it already.\n" in second.stdout
-        lines = (tmp_path / start_file).read_text().splitlines()
-        assert lines[0] == "alias ll='ls -l'"
-        assert len(lines) == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "shell", "message"),
-    [
-        (
-            ["--install-completion"],
-            "tcsh",
-            "--install-completion: SHELL is '/bin/tcsh'; completion supports bash, zsh and fish: name one of them\n",
-        ),
-        (["--show-completion"], "tcsh", "name one of them\n"),
-        (["--install-completion", "tcsh"], "bash", "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
-    ],
-)
-def test_another_shell_is_refused(tmp_path, words, shell, message, run_batchloom):
-    result = run_batchloom(tmp_path, *words, shell=shell)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bash_before_4_4_is_refused(tmp_path, run_batchloom):
-    bash = tmp_path / "bin" / "bash"
-    bash.parent.mkdir()
-    bash.write_text("#!/bin/sh\necho 3 2\n")
-    bash.chmod(0o755)
-    home = tmp_path / "home"
-    home.mkdir()
-    variables = {"PATH": f"{bash.parent}{os.pathsep}{os.environ['PATH']}"}
-    for option in ("--install-completion", "--show-completion"):
-        result = run_batchloom(home, option, variables=variables)
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "bash has version 3.2, and completion needs 4.4; install a newer bash, or name zsh" in result.stderr
-    assert list(home.iterdir()) == []
-
-
-def test_a_missing_folder_of_the_start_file_is_made(tmp_path, run_batchloom):
-    variables = {"ZDOTDIR": str(tmp_path / "new" / "zsh")}
-    assert run_batchloom(tmp_path, "--install-completion", "zsh", variables=variables).returncode == 0
-    assert "completion.zsh" in (tmp_path / "new" / "zsh" / ".zshrc").read_text()
-
-
-def test_the_version_and_an_installation_may_be_combined(tmp_path, run_batchloom):
-    result = run_batchloom(tmp_path, "--version", "--install-completion", "fish")
-    assert result.returncode == 0
-    assert result.stdout.startswith("batchloom ")
-    assert (tmp_path / ".config/fish/completions/batchloom.fish").is_file()

@@ -17,7 +17,6 @@ from batchloom import __version__
 from batchloom.cli.options import make_parameters
 from batchloom.cli.terminal import redact_urls, show_load
 from batchloom.core.errors import ExitCode, SettingsError
-from batchloom.core.settings import quote_value
 from batchloom.core.slow_loads import set_load_display
 
 # Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
@@ -169,10 +168,6 @@ _OPTIONS = {
     "model.init": "--init",
     "tokenizer_name": "--tokenizer",
 }
-# Shells that complete command lines.
-SHELLS = ("bash", "zsh", "fish")
-# Value of a shell option without a name.
-_LOGIN_SHELL = ""
 # Variable by which a shell asks for completions.
 COMPLETE_VARIABLE = "_BATCHLOOM_COMPLETE"
 # A default that is described in words, which click puts in parentheses.
@@ -252,49 +247,10 @@ class LazyGroup(click.Group):
         return name, name and load_command(name), rest
 
 
-def _run_group_options(*, version: bool, install_completion: str | None, show_completion: str | None) -> None:
+def _run_group_options(*, version: bool) -> None:
     if version:
         print(f"batchloom {__version__}")
-    if install_completion or show_completion:
-        from batchloom.cli import completion  # noqa: PLC0415 - start-up time
-
-        if install_completion:
-            completion.install_completion(install_completion)
-        if show_completion:
-            completion.print_completion_script(show_completion)
-    if version or install_completion or show_completion:
         raise click.exceptions.Exit
-
-
-@final
-class ShellType(click.Choice):  # type: ignore[type-arg]  # older versions of click take none
-    """Type of the name of a shell; without a name, the one in the variable SHELL."""
-
-    def __init__(self) -> None:
-        super().__init__(SHELLS)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of a shell."""
-        if value != _LOGIN_SHELL:
-            return str(super().convert(value, param, ctx))
-        path = os.environ.get("SHELL", "")
-        name = path.rpartition("/")[2]
-        if name not in SHELLS:
-            supported = f"{', '.join(SHELLS[:-1])} and {SHELLS[-1]}"
-            self.fail(f"SHELL is {quote_value(path)}; completion supports {supported}: name one of them", param, ctx)
-        return name
-
-
-def _declare_shell_option(name: str, action: str) -> click.Option:
-    """Declare an option whose value may be left out, for the shell of the user."""
-    return click.Option(
-        [name],
-        is_flag=False,
-        flag_value=_LOGIN_SHELL,
-        type=ShellType(),
-        metavar=f"[{'|'.join(SHELLS)}]",
-        help=f"{action} Without a name: the shell in the variable SHELL.",
-    )
 
 
 APP = LazyGroup(
@@ -303,8 +259,6 @@ APP = LazyGroup(
     commands={name: click.Command(name, help=entry[1]) for name, entry in COMMANDS.items()},
     params=[
         click.Option(["--version"], is_flag=True, help="Print the version and exit."),
-        _declare_shell_option("--install-completion", "Install the completion of commands and options in a shell."),
-        _declare_shell_option("--show-completion", "Print the completion script of a shell."),
     ],
     callback=_run_group_options,
     invoke_without_command=True,
