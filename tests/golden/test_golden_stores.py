@@ -75,7 +75,6 @@ EXPORTS = {
     "exported-megatron": "shards --to megatron",
     "exported-merged": "chat --to megatron --merge whole",
     "exported-flat": "chat --to flat --split val",
-    "exported-mds": "pairs --to mds",
     "exported-parquet": "chat --to parquet",
     "exported-hf": "labels --to hf",
 }

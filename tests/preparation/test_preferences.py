@@ -308,19 +308,7 @@ def test_export_carries_pair_and_side(tmp_path, rows):
     assert [row["input_ids"] for row in table] == [store[n].ids.tolist() for n in range(len(store))]
     for target in ("megatron", "flat"):
         notes = export_store(path, to=target, out=tmp_path / target).notes
-        assert any("--to parquet, hf or mds keeps pair and side" in note for note in notes)
-
-
-def test_mds_carries_pair_and_side(tmp_path):
-    path = prepare(tmp_path, ROWS[:2]).path
-    export_store(path, to="mds", out=tmp_path / "m")
-    data = (tmp_path / "m/shard.00000.mds").read_bytes()
-    entry = json.loads((tmp_path / "m/index.json").read_text())["shards"][0]
-    assert entry["column_names"][-3:] == ["side", "record", "pair"]
-    starts = np.frombuffer(data, "<u4", 5, 4)
-    last_row = data[starts[3] : starts[4]]
-    assert np.frombuffer(last_row, "<u4", 4)[3] == len("rejected")
-    assert last_row.endswith(b"rejected" + np.array([1, 1], "<i8").tobytes())
+        assert any("--to parquet or hf keeps pair and side" in note for note in notes)
 
 
 def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):

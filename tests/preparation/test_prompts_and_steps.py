@@ -159,8 +159,6 @@ def test_exports_hold_the_columns(tmp_path):
     table = pq.read_table(path).to_pylist()
     assert [json.loads(row["fields"]) for row in table] == list(map(expect, range(200)))
     assert {row["side"] for row in table} == {"prompt"}
-    with pytest.raises(InputError, match="carry columns: give --to parquet or hf"):
-        export_store(tmp_path / "out", out=tmp_path / "mds", to="mds")
 
 
 def test_other_readers_refuse_the_store(tmp_path):

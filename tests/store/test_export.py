@@ -4,8 +4,6 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -139,71 +137,6 @@ def test_one_arrow_stream_per_shard(tmp_path, store):
         pa.ipc.open_stream(tmp_path / "h" / data_file["filename"]).read_all() for data_file in state["_data_files"]
     ]
     check_columns(read_columns(pa.concat_tables(tables)), store)
-
-
-def test_mds_bytes(tmp_path):
-    write_store(tmp_path / "s", [[7, 256], [5] * 300], trained=[[0, 1], [1] * 300])
-    export_store(tmp_path / "s", to="mds", out=tmp_path / "m")
-    data = (tmp_path / "m/shard.00000.mds").read_bytes()
-    config = (
-        b'{"column_encodings": ["ndarray:int32", "ndarray:uint8", "str", "int"], "column_names": '
-        b'["input_ids", "loss_mask", "source", "record"], "column_sizes": [null, null, null, 8], '
-        b'"compression": null, "format": "mds", "hashes": [], "size_limit": 67108864, "version": 2}'
-    )
-    sample = np.array([10, 4, 5], "<u4").tobytes()
-    sample += b"\x04\x02" + np.array([7, 256], "<i4").tobytes() + b"\x04\x02\x00\x01given" + bytes(8)
-    start = 16 + len(config)
-    assert data[:start] == np.array([2, start, start + len(sample), len(data)], "<u4").tobytes() + config
-    assert data[start : start + len(sample)] == sample
-    assert data[start + len(sample) + 12 :].startswith(b"\x05\x2c\x01" + np.int32(5).tobytes())
-
-
-STREAMING = """
-import importlib.machinery, json, sys, types, warnings
-
-warnings.simplefilter("ignore")
-class Stub(types.ModuleType):
-    __path__ = []
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-# The package imports it for images only, and it is broken next to a CPU torch.
-for name in ("", ".transforms", ".transforms.functional", ".datasets", ".models"):
-    stub = sys.modules["torchvision" + name] = Stub("torchvision" + name)
-    stub.__spec__ = importlib.machinery.ModuleSpec(stub.__name__, None)
-import numpy as np
-from streaming.base.local import LocalDataset
-from streaming.base.format import MDSWriter
-
-ours = LocalDataset(sys.argv[1])
-config = json.load(open(sys.argv[1] + "/index.json"))["shards"][0]
-columns = dict(zip(config["column_names"], config["column_encodings"]))
-with MDSWriter(out=sys.argv[2], columns=columns, size_limit=config["size_limit"]) as writer:
-    for n in range(len(ours)):
-        writer.write(ours[n])
-theirs = LocalDataset(sys.argv[2])
-for n in range(len(ours)):
-    for name in columns:
-        assert np.array_equal(ours[n][name], theirs[n][name])
-rows = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in ours[n].items()} for n in range(len(ours))]
-print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards"])]))
-"""
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not installed")
-def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("batchloom.store.export_tables._MDS_SHARD_BYTES", 20_000)
-    export_store(store.path, to="mds", out=tmp_path / "m")
-    process = subprocess.run(
-        [sys.executable, "-c", STREAMING, str(tmp_path / "m"), str(tmp_path / "theirs")],
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    samples, shards = json.loads(process.stdout.splitlines()[-1])
-    check_columns({name: [row[name] for row in samples] for name in samples[0]}, store)
-    assert shards > 1
 
 
 @pytest.mark.parametrize("to", EXPORT_TARGETS)

@@ -265,7 +265,7 @@ def test_a_subset_may_be_emptied_and_a_store_may_not(tmp_path):
         compact_store(tmp_path / "s")
 
 
-@pytest.mark.parametrize("target", ["megatron", "merged", "flat", "parquet", "mds"])
+@pytest.mark.parametrize("target", ["megatron", "merged", "flat", "parquet"])
 def test_exports_leave_removed_documents_out(store, tmp_path, target):
     remove_documents(store, documents_file=write_list(store, *(f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17))))
     merge = "all" if target == "merged" else None

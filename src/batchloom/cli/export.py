@@ -18,8 +18,8 @@ def export(
     to: Annotated[
         ExportTarget,
         Option(
-            help="Format: megatron (copies of the shards), flat (one file of ids), parquet, hf (for "
-            "datasets.load_from_disk) or mds (for mosaicml-streaming)."
+            help="Format: megatron (copies of the shards), flat (one file of ids), parquet or hf (for "
+            "datasets.load_from_disk)."
         ),
     ],
     out: Annotated[Path, Option(help="Folder to write, which must be empty or not exist.")],

@@ -27,8 +27,8 @@ from batchloom.store.read.store_opening import open_store, refuse_media
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors, write_chunks, write_file
 
-ExportTarget = Literal["megatron", "flat", "parquet", "hf", "mds"]
-EXPORT_TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
+ExportTarget = Literal["megatron", "flat", "parquet", "hf"]
+EXPORT_TARGETS = ("megatron", "flat", "parquet", "hf")
 _SYNTHETIC_NOTE = (
     "source=synthetic: these documents are synthetic. Their store records that, the exported files do not. Keep them "
     "apart from real data."
@@ -68,8 +68,8 @@ def export_store(
     Args:
         path: a store's folder or a Megatron prefix.
         to: ``megatron`` (every shard unchanged, by hard link where possible; one prefix with
-            ``merge``), ``flat`` (one file of ids and a JSON that describes it), ``parquet``,
-            ``hf`` (for ``datasets.load_from_disk``) or ``mds`` (for mosaicml-streaming).
+            ``merge``), ``flat`` (one file of ids and a JSON that describes it), ``parquet`` or
+            ``hf`` (for ``datasets.load_from_disk``).
         out: output folder; it must not exist, or be empty.
         split: name of the subset.
         merge: for ``megatron``: name of the single prefix.
@@ -111,7 +111,7 @@ def export_store(
         else:
             # Importing pyarrow takes long.
             tables = importlib.import_module("batchloom.store.export_tables")
-            export = {"parquet": tables.export_parquet, "hf": tables.export_hf, "mds": tables.export_mds}[to]
+            export = tables.export_parquet if to == "parquet" else tables.export_hf
             export(store, folder, tick)
     if to in ("megatron", "flat"):
         notes = [*_list_losses(store), *notes]
@@ -273,9 +273,7 @@ def _list_losses(store: Store) -> list[str]:
     if objective and OBJECTIVES[objective].carries:
         notes.append("These files do not hold the carried columns: --to parquet or hf keeps them.")
     elif objective:
-        notes.append(
-            "These files do not show which answers are preferred: --to parquet, hf or mds keeps pair and side."
-        )
+        notes.append("These files do not show which answers are preferred: --to parquet or hf keeps pair and side.")
     tokens = store.contents.remaining_counts[1]
     if masked := tokens - store.contents.trained_tokens:
         notes.append(
