@@ -319,7 +319,6 @@ def test_a_compressed_file_is_recognized_by_its_content(corpus):
         ("a", "[1, 2]", "text"),
         ("a", "PAR1", "parquet"),
         ("a.arrow", "PAR1", "parquet"),
-        ("a.parquet", "nonsense", "parquet"),
         ("a", "ARROW1", "arrow"),
     ],
 )

@@ -55,7 +55,7 @@ FORMATS = {
     "json": lambda tmp_path: json.dumps(ROWS, indent=1).encode(),
     "data.json": lambda tmp_path: json.dumps({"v": "x", "data": ROWS, "z": [{}]}).encode(),
     "csv": lambda tmp_path: encode_csv(),
-    "txt": lambda tmp_path: LINES,
+    "txt": lambda tmp_path: b"Lines:\n" + LINES,
     "parquet": lambda tmp_path: save_table(tmp_path, "whole.parquet", write_page_checksum=True),
     "arrow": lambda tmp_path: save_table(tmp_path, "whole.arrow"),
     "stream.arrow": lambda tmp_path: save_table(tmp_path, "whole.stream.arrow"),

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
         with pytest.raises(InputError, match=rf"{path.name} is not a valid \w+ file \(.+\); fetch or write"):
             read_inputs(path)
     path.write_bytes(b"this is something else altogether, without any magic")
-    with pytest.raises(InputError, match="is not a valid"):
+    with pytest.raises(InputError, match=r"is not supported \(text named \.\w+\): rename it to end in \.txt if"):
         read_inputs(path)
 
 

@@ -118,6 +118,8 @@ _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 _HUB_REPOSITORY = re.compile(r"(.*/(?:datasets|models)--[^/]+)(/snapshots)?")
 _HUB_SNAPSHOTS = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots(?:/[0-9a-f]{40})?(?:/|$)")
 _CARD_BYTES = 16 << 20
+# Sizes and beginning of the pointers of Git LFS.
+_POINTER_BYTES, _POINTER_START = range(110, 201), b"version https://git-lfs.github.com/spec/"
 _MAX_EXAMPLES = 3
 _LONG_WINDOW_BYTES = 128 << 20
 
@@ -537,7 +539,7 @@ class _SourceLister:
         )
 
     def _describe_empty(self, location: str, display_name: str) -> str:
-        if self._outside_links:
+        if self._outside_links and not self._skipped_counts:
             return f"{display_name} holds no usable file. {self._make_links_note(display_name)}"
         counts = _describe_counts(self._skipped_counts)
         if is_url(location) and set(self._skipped_counts) == {"files of stores"}:
@@ -555,6 +557,9 @@ class _SourceLister:
             message = (
                 f"{display_name} holds no usable file, only {counts}" if counts else f"{display_name} holds no files"
             )
+        if self._unread.examples:
+            name, label, remedy = self._unread.examples[0]
+            return f"{message}. {name} ({label}): {remedy}."
         return (
             f"{message}; supported are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also "
             "compressed)."
@@ -907,11 +912,13 @@ class _SourceLister:
             self._declared_input.form is None
             and (recalled_detection := self._detect_without_reading(path, file_status, name_detection)) is not None
         ):
-            return recalled_detection
+            return _detect_pointer(path, file_status) or recalled_detection
         probe_source = Source(
             *(decode_file_name(name), path, "text", None, file_status.st_size, file_status.st_mtime_ns),
             revision=get_pinned_revision(path),
         )
+        if pointer := _detect_pointer(path, file_status):
+            return pointer
         detection = detect_file_kind(probe_source, self._declared_input.encoding)
         return detect_declared_kind(probe_source, detection, self._declared_input)
 
@@ -942,6 +949,16 @@ class _SourceLister:
             if os.path.islink(path):  # noqa: PTH114
                 return None
             raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
+
+
+def _detect_pointer(path: str, file_status: os.stat_result) -> FileDetection | None:
+    """Return the detection of a pointer of Git LFS, which stands in place of a file."""
+    if is_url(path) or file_status.st_size not in _POINTER_BYTES:
+        return None
+    with open_location(path, 0, 0) as file:
+        if not file.read(len(_POINTER_START)).startswith(_POINTER_START):
+            return None
+    return FileDetection(None, label="Git LFS pointers", remedy="fetch the file itself: git lfs pull")
 
 
 def _read_card(source: Source) -> str:

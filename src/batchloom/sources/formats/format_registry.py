@@ -40,6 +40,7 @@ from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, Read
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
 from batchloom.sources.formats.json_list_format import WRAPPERS, find_list_cut, read_json, read_object, scan_brackets
 from batchloom.sources.formats.jsonl_format import read_jsonl
+from batchloom.sources.formats.record_faults import ARC_REMEDY, INDEX_REMEDY, find_dump
 from batchloom.sources.formats.text_format import (
     NEWLINE,
     BlankLineDelimiter,
@@ -251,27 +252,18 @@ SNIFF_BYTES = 8192
 FIRST_LINE_BYTES = 1 << 20
 
 _XML = ".xml"
-_ARC_REMEDY = "convert it to WARC first, for example with arc2warc of warctools"
-_INDEX_REMEDY = "it holds no pages: name the .warc or .wet files"
-# Beginnings of dumps whose texts need a tool of their own, with their names and remedies.
-_REFUSED_DUMPS = (
-    (
-        rb"(?:<\?xml[^>]*>\s*)?<mediawiki[\s>]",
-        "dump of MediaWiki",
-        "extract its texts first, for example with wikiextractor --json, and name its output",
-    ),
-    (rb"filedesc://", "ARC archive", _ARC_REMEDY),
-    (rb"CDX ", "index of a web archive", _INDEX_REMEDY),
-)
 _INDEX_LABELS = frozenset(parse_suffixes("cdx cdxj wat")) | {"index of a web archive"}
+_NO_TABLE_REMEDY = "rename it to end in .txt if it is meant as text, else fetch it again"
 _FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
+_IMPORT_REMEDY = "it holds token ids: batchloom import reads them"
 _TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
 _UNREADABLE_REMEDIES = {
     **dict.fromkeys(parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
     **dict.fromkeys(parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
+    **dict.fromkeys(parse_suffixes("ds npy"), _IMPORT_REMEDY),
     **dict.fromkeys(parse_suffixes("7z rar"), "unpack it first, then name the folder"),
-    **dict.fromkeys(parse_suffixes("cdx cdxj wat"), _INDEX_REMEDY),
-    ".arc": _ARC_REMEDY,
+    **dict.fromkeys(parse_suffixes("cdx cdxj wat"), INDEX_REMEDY),
+    ".arc": ARC_REMEDY,
     ".br": "compress it with gzip or zstd instead",
 }
 _COMPRESSED_TABLE_REMEDY = "decompress it first: tables need random access, and are compressed internally"
@@ -396,6 +388,8 @@ def detect_kind_by_content(
     """
     if name_detection is None or name_detection.kind in COLUMNAR_KINDS:
         table = _detect_columnar(start, compression) or name_detection
+        if table is not None and table is name_detection and _decode_text(start):
+            return FileDetection(None, compression, f"text named {get_suffix(name).lower()}", _NO_TABLE_REMEDY)
         if table is not None:
             return table
     if name_detection is None or name_detection.label == _XML:
@@ -420,8 +414,8 @@ def _detect_archive(start: bytes, compression: Compression | None) -> FileDetect
     text = start.removeprefix(BOM).lstrip()
     if text.startswith(WARC_MAGIC):
         return FileDetection("warc", compression)
-    found = next((one for one in _REFUSED_DUMPS if re.match(one[0], text)), None)
-    return FileDetection(None, compression, found[1], found[2]) if found else None
+    dump = find_dump(text)
+    return FileDetection(None, compression, *dump) if dump else None
 
 
 def _detect_json(start: bytes, compression: Compression | None, *, lines: bool = False) -> FileDetection:

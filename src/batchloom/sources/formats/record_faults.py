@@ -41,6 +41,22 @@ _NO_TEXT = {
     b"\x89PNG\r": ("PNG", "give records that name the image"),
     b"\xff\xd8\xff": ("JPEG", "give records that name the image"),
 }
+ARC_REMEDY = "convert it to WARC first, for example with arc2warc of warctools"
+INDEX_REMEDY = "it holds no pages: name the .warc or .wet files"
+_EXTRACTOR_REMEDY = "extract its texts first, for example with wikiextractor --json, and name its output"
+# Beginnings of dumps whose texts need a tool of their own, with their names and remedies.
+_DUMPS = (
+    (rb"(?:<\?xml[^>]*>\s*)?<mediawiki[\s>]", "dump of MediaWiki", _EXTRACTOR_REMEDY),
+    (rb'<doc id="[^"\n]*" (?:url|revid)="', "output of wikiextractor", _EXTRACTOR_REMEDY),
+    (
+        rb"(?:<\?xml[^>]*>\s*)?<(?:posts|comments|users)>\s*<row ",
+        "dump of Stack Exchange",
+        "convert its rows to JSON Lines first, and their HTML to text",
+    ),
+    (rb"filedesc://", "ARC archive", ARC_REMEDY),
+    (rb"CDX |\S+\)\S* \d{14} \{", "index of a web archive", INDEX_REMEDY),
+    (rb"\S+\.(?:warc|wat|wet|paths)\.gz\n", "index of a web archive", INDEX_REMEDY),
+)
 _MAX_COLUMNS_LISTED = 12
 _TEXT_FIELD_NAMES = {"text", "texts", "txt"}
 
@@ -129,6 +145,43 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
     before = data[:at].decode("utf-8", "replace")
     column = len(before) - before.rfind("\n")
     return BadRecord(record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1)
+
+
+def find_dump(start: bytes) -> tuple[str, str] | None:
+    """Return name and remedy of a dump that needs a tool of its own, by its first bytes."""
+    return next(((label, remedy) for pattern, label, remedy in _DUMPS if re.match(pattern, start)), None)
+
+
+def find_records(start: bytes) -> BadRecord | None:
+    """Return the bad record for a text that holds records of another format, by its first bytes."""
+    text = start.removeprefix(codecs.BOM_UTF8).lstrip()
+    reason = ""
+    if dump := find_dump(text):
+        reason = f"this is no text ({dump[0]}); {dump[1]}"
+    elif text.startswith(b"WARC/1."):
+        reason = "this is no text (web archive); rename it to end in .warc"
+    elif _holds_objects(text):
+        form, ending = ("list of JSON objects", "json") if text.startswith(b"[") else ("JSON Lines", "jsonl")
+        reason = (
+            f"this is no text ({form}); rename it to end in .{ending}, or keep its lines as they are: --split-on line"
+        )
+    return BadRecord(0, 0, None, reason, excerpt_record(start)) if reason else None
+
+
+def _holds_objects(text: bytes) -> bool:
+    """Return whether a text is JSON Lines, or a list of objects."""
+    if text.startswith(b"["):
+        return text[1:].lstrip()[:1] == b"{" and _is_object(text[1:].lstrip().partition(b"\n")[0].rstrip(b",\r ]"))
+    first, _, rest = text.partition(b"\n")
+    second = rest.lstrip().partition(b"\n")[0]
+    return text.startswith(b"{") and _is_object(first) and (not second or _is_object(second))
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(line), dict)
+    except json.JSONDecodeError:
+        return False
 
 
 def refuse_wide_encoding(name: str, start: bytes) -> None:

@@ -9,6 +9,7 @@ from batchloom.core.document import Records
 from batchloom.sources.files.part_stream import BOM, PartStream, ReadLimits, ReadRules
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
+    find_records,
     make_non_text_record,
     make_too_large_record,
 )
@@ -167,13 +168,18 @@ def _skip_record(stream: PartStream, delimiter: Delimiter, limits: ReadLimits, c
 
 def read_text_file(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """Yield the single document of a file, or a bad record above ``record_bytes``."""
-    yield _make_whole_record(stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes)
+    yield _make_whole_record(stream, b"", rules.limits.record_bytes)
 
 
-def _make_whole_record(data: bytes, max_bytes: int) -> Records:
+def _make_whole_record(stream: PartStream, data: bytes, max_bytes: int) -> Records:
+    """Return the document of a file of which ``data`` has been read."""
+    data += stream.read_up_to(max_bytes + 1 - len(data))
     batch = Records()
     if len(data) > max_bytes:
         batch.bad.append(make_too_large_record(0, 0, data[:SNIPPET_BYTES], max_bytes))
+        batch.records_read = 1
+    elif stream.source.kind == "text" and (bad := find_records(data)):
+        batch.bad.append(bad)
         batch.records_read = 1
     elif data:
         _add_document(batch, 0, 0, data)
@@ -187,7 +193,7 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     is_unmeasured = not stream.source.is_plain
     buffer = stream.read_up_to(limits.whole_text_bytes + 1) if is_unmeasured else b""
     if is_unmeasured and len(buffer) <= limits.whole_text_bytes:
-        yield _make_whole_record(buffer, limits.record_bytes)
+        yield _make_whole_record(stream, buffer, limits.record_bytes)
         return
     offset, record, at_end = stream.position - len(buffer), 0, False
     while not at_end:
@@ -195,6 +201,10 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         buffer += data
         at_end = not data
         batch, start = Records(), 0
+        if offset == 0 and (bad := find_records(buffer)):
+            # The rest is not read: it is no text.
+            yield Records(bad=[bad], records_read=1)
+            return
         while start < len(buffer) and (at_end or len(buffer) - start > 2 * limits.document_bytes):
             end = find_document_end(buffer, start, limits)
             _add_document(batch, record, offset + start, buffer[start:end])
