@@ -493,3 +493,23 @@ def test_answers_without_a_prompt_are_read_if_they_are_mapped():
     # With a prompt, it is one.
     pairs = [{"response": "A.", "prompt": "Q?"}]
     assert len(make_record_reader(detect_schema(pairs, {"response": "response"}))(pairs[0]).messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "each row is one message"),
+        ([{"role": "user", "content": "q", "id": 1}], "each row is one message .* --map text=content"),
+        ([{"text": ["one", "two"], "id": [1, 2]}], r"""'text' is a list of 2 .* jq -c '.\["text"\]\[\] \| {text: .}'"""),
+        ([{"pages": [{"text": "a"}, {"text": "b"}]}], r"""jq -c '.\["pages"\]\[\]'.* joins them to one text"""),
+    ],
+)
+def test_rows_that_are_parts_or_hold_others_are_no_documents(rows, message):
+    with pytest.raises(SchemaError, match=message):
+        detect_schema(rows)
+
+
+def test_a_role_that_no_message_has_leaves_a_text():
+    assert detect_schema([{"role": "engineer", "content": "a text"}]).form == "text"
+    mapping = {"text": "content"}
+    assert detect_schema([{"role": "user", "content": "a text"}], mapping).form == "text"

@@ -136,6 +136,6 @@ def test_suggested_options_read_the_records(tmp_path, record, options):
 
 def test_of_several_strings_none_is_suggested(tmp_path):
     said = [{"speaker": "user", "words": "a?"}, {"speaker": "bot", "words": "b."}]
-    assert "said[].speaker, said[].words (--map text=PATH reads" in get_reason(
+    assert "said[].speaker, said[].words (--map text=PATH joins" in get_reason(
         tmp_path, json.dumps({"said": said}).encode()
     )

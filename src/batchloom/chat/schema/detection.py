@@ -1,6 +1,7 @@
 """Detection of a source's schema, and errors that suggest a ``--map``."""
 
 import difflib
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
@@ -47,6 +48,7 @@ from batchloom.chat.schema.schemas import (
     parse_label,
 )
 from batchloom.chat.schema.turns import ASKING_ROLES, get_role, get_sender, has_readable_names, is_turns
+from batchloom.core.document import MESSAGE_ROLES
 from batchloom.core.errors import SchemaError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
@@ -184,7 +186,21 @@ def detect_schema(
             error.suggestion = None
         raise
     _check_message_names(records, schema, mapping)
+    if not mapping:
+        _refuse_single_messages(records, schema)
     return schema
+
+
+def _refuse_single_messages(records: Sequence[Row], schema: Schema) -> None:
+    """Refuse rows that are one message each, whose conversations cannot be told apart."""
+    roles = [row.get("role") for row in records]
+    if schema.form == "text" and all(isinstance(role, str) and role in MESSAGE_ROLES for role in roles):
+        column = schema.columns["text"][0]
+        raise SchemaError(
+            "each row is one message of a conversation; write a row for each conversation, as with jq -c "
+            f"'{{messages: .}}' for a list of messages, or read each as a text: --map text={column}",
+            list(records[0]),
+        )
 
 
 def _check_message_names(records: Sequence[Row], schema: Schema, mapping: Mapping[str, str]) -> None:
@@ -559,7 +575,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         return SchemaError("; ".join(parts), list(columns))
     parts.append(_describe_known_columns(columns))
     # A mapping given by the user is not overridden.
-    guess = {} if mapping else _guess_mapping(columns)
+    guess = {} if mapping or _list_columns_of_one_record(rows) else _guess_mapping(columns)
     prompt = _choose_column("prompt", "prompt", PROMPT_RULES[0].required["prompt"], rows, mapping)
     if prompt and guess.get("messages") == prompt and _asks(list_messages(columns[prompt])):
         guess = {}
@@ -580,13 +596,41 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns), suggestion)
-    named_paths, other_paths = _list_text_paths(columns)
-    if paths := named_paths or ([] if left_out else other_paths):
-        # Names that are near none say nothing about which of several is the text.
-        example = shlex.quote(f"text={paths[0]}") if named_paths or len(paths) == 1 else "text=PATH"
-        parts.append(f"strings are in {format_list(paths, _MAX_PATHS)} (--map {example} reads them as texts)")
+    parts += _describe_nested_texts(rows, columns, only_named=bool(left_out))
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns))
+
+
+def _describe_nested_texts(rows: Sequence[Row], columns: Mapping[str, Any], *, only_named: bool) -> list[str]:
+    """Describe where strings are in lists and objects, and what reads them."""
+    parts = []
+    if lists := _list_columns_of_one_record(rows):
+        name, value = lists[0]
+        step = "[] | {text: .}" if isinstance(value[0], str) else "[]"
+        parts.append(
+            f"{name!r} is a list of {len(value):,} in one record: write a record for each, as with jq -c "
+            f"{shlex.quote(f'.[{json.dumps(name)}]{step}')}"
+        )
+    named_paths, other_paths = _list_text_paths(columns)
+    if paths := named_paths or ([] if only_named else other_paths):
+        # Names that are near none say nothing about which of several is the text.
+        example = shlex.quote(f"text={paths[0]}") if named_paths or len(paths) == 1 else "text=PATH"
+        verb = "joins them to one text" if lists else "reads them as texts"
+        parts.append(f"strings are in {format_list(paths, _MAX_PATHS)} (--map {example} {verb})")
+    return parts
+
+
+def _list_columns_of_one_record(rows: Sequence[Row]) -> list[tuple[str, list[Any]]]:
+    """Return the lists of an only record, which may be the records themselves."""
+    return [
+        (name, value)
+        for row in (rows if len(rows) == 1 else ())
+        for name, value in row.items()
+        if isinstance(value, list)
+        and len(value) > 1
+        and isinstance(value[0], (str, Mapping))
+        and not _is_messages(value)
+    ]
 
 
 def _fits_mapping(rows: Sequence[Row], mapping: Mapping[str, str]) -> bool:

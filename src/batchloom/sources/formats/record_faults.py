@@ -16,14 +16,14 @@ from batchloom.sources.files.file_opening import ENCODING_BY_MARK
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
-_GUESSED_BYTES, _MAX_GUESSES = 200, 3
+_GUESSED_BYTES, _MAX_GUESSES, _MAX_WORDS = 200, 3, 3
 # Those in which texts are commonly found.
 _ENCODINGS = [
     *("cp1252", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
     *("cp1255", "cp1256", "mac_roman"),
 ]
 _INVALID_BYTE = re.compile(r"(byte 0x[0-9a-f]{2}(?: at offset \d+)?) is not valid UTF-8.*", re.DOTALL)
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\s<>\"]+")
 # A document at an offset up to this is the first of a file.
 _MARK_BYTES = 3
 # Magic bytes of other formats in files with text names: the format, and the remedy. No text begins like this.
@@ -90,7 +90,7 @@ def excerpt_around(data: bytes, at: int) -> str:
 def describe_invalid_utf8(data: bytes, at: int) -> str:
     """Explain a byte that is no UTF-8, and what other encodings make of it."""
     guesses = _guess_encodings(data, at)
-    readings = ", ".join(f"{name} reads {word}" for name, word in guesses)
+    readings = "; ".join(f"{name} reads {words}" for name, words in guesses)
     # The guess of a short text may be wrong: its reader knows which word is right.
     encoding = guesses[0][0] if len(guesses) == 1 else "ENCODING"
     byte = f"byte 0x{data[at]:02x} is not valid UTF-8{f' ({readings})' if readings else ''}"
@@ -105,7 +105,7 @@ def name_encoding(records: Records, encoding: str) -> Records:
 
 
 def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
-    """Return the likeliest encodings, each with the word that it gives at a byte.
+    """Return the likeliest encodings, each with the words that it gives around a byte.
 
     A short text fits several: only its reader knows which is right.
     """
@@ -113,12 +113,15 @@ def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
 
     # Most encodings have the same characters below 128, and none of these inside a longer one but letters.
     start = max(data.rfind(separator, 0, max(0, at - _GUESSED_BYTES)) for separator in (b" ", b'"', b"\n")) + 1
-    words: dict[str, str] = {}
+    readings: dict[str, str] = {}
     for match in from_bytes(data[start : at + _GUESSED_BYTES], cp_isolation=_ENCODINGS):
-        found = [word for word in _WORD.findall(str(match)) if not word.isascii()]
-        if found and found[0] not in words.values():
-            words[match.encoding] = found[0]
-    return list(words.items())[:_MAX_GUESSES]
+        words = [word for word in _WORD.findall(str(match)) if not word.isascii()]
+        if words:
+            # Of several encodings with one reading, the commonest stands for the rest of the file, too.
+            name = min(match.could_be_from_charset, key=_ENCODINGS.index)
+            readings[name] = " ".join(words[:_MAX_WORDS])
+    guesses = list(readings.items())[:_MAX_GUESSES]
+    return sorted(guesses, key=lambda guess: guess[0] != _ENCODINGS[0])
 
 
 def make_too_large_record(record: int, offset: int, start: bytes, max_bytes: int, line: int | None = None) -> BadRecord:
