@@ -500,7 +500,10 @@ def test_answers_without_a_prompt_are_read_if_they_are_mapped():
     [
         ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "each row is one message"),
         ([{"role": "user", "content": "q", "id": 1}], "each row is one message .* --map text=content"),
-        ([{"text": ["one", "two"], "id": [1, 2]}], r"""'text' is a list of 2 .* jq -c '.\["text"\]\[\] \| {text: .}'"""),
+        (
+            [{"text": ["one", "two"], "id": [1, 2]}],
+            r"""'text' is a list of 2 .* jq -c '.\["text"\]\[\] \| {text: .}'""",
+        ),
         ([{"pages": [{"text": "a"}, {"text": "b"}]}], r"""jq -c '.\["pages"\]\[\]'.* joins them to one text"""),
     ],
 )

@@ -116,3 +116,12 @@ def test_the_rows_of_a_csv_equal_those_of_its_json_lines(tmp_path):
         writer.writerows(rows)
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert read_inputs(tmp_path / "a.csv").values == read_inputs(tmp_path / "a.jsonl").values == rows
+
+
+def test_quotes_escaped_by_backslashes_are_faults(tmp_path):
+    rows = ['1,"He said \\"hello\\" to me."', '2,"C:\\dir\\"', '3,"5\\" disk"', '4,"a ""b"" \\""c\\"" d"']
+    (tmp_path / "a.csv").write_text("id,text\n" + "\n".join(rows) + "\n")
+    result = read_inputs(tmp_path / "a.csv", field="text")
+    assert result.values == ["C:\\dir\\", 'a "b" \\"c\\" d']
+    assert len(result.bad) == 2
+    assert all("a quote is escaped by a backslash; write the file with doubled quotes" in bad for bad in result.bad)

@@ -209,3 +209,16 @@ def test_a_definition_at_which_an_engine_panics_is_refused():
     steps = {"type": "Precompiled", "precompiled_charsmap": ""}
     with pytest.raises(TokenizerError, match=r"cannot read its tokenizer.json \(.*precompiled_charsmap"):
         make_gpt2(normalizer=steps).encode_batch(["a"])
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Sequence", "normalizers": 5},
+        {"type": "Precompiled", "precompiled_charsmap": "\xe9"},
+        chain(*[replace({"Regex": "a"}, "b" * 9)] * 400),
+    ],
+)
+def test_a_definition_that_cannot_be_bounded_is_refused(normalizer):
+    with pytest.raises(TokenizerError):
+        make_gpt2(normalizer=normalizer).encode_batch(["a"])

@@ -168,6 +168,8 @@ _OPTIONS = {
     "model.init": "--init",
     "tokenizer_name": "--tokenizer",
 }
+# Options that take several names.
+_LIST_OPTIONS = frozenset(("carry", "clean", "exclude", "ignore", "include"))
 # Variable by which a shell asks for completions.
 COMPLETE_VARIABLE = "_BATCHLOOM_COMPLETE"
 # A default that is described in words, which click puts in parentheses.
@@ -207,7 +209,9 @@ class SectionedCommand(click.Command):
         for param, times in counts.items():
             if times > 1 and not (param.multiple or param.count or param.is_eager):
                 name = max(param.opts, key=len)
-                raise click.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
+                separated = ", with commas between several names" if param.name in _LIST_OPTIONS else ""
+                problem = f"it is given {times} times, and has one value: give it once{separated}"
+                raise click.BadParameter(problem, param_hint=name)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

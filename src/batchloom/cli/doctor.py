@@ -19,6 +19,7 @@ from batchloom.store.format import OBJECTIVES
 # From this share of documents on, the verdict says that they are cut or left out.
 _NOTED_SHARE = 0.01
 _LABEL_WIDTH = 14
+_MAX_FAULTS = 10
 # Marks of a preview: every line starts with one, so that no document text can be mistaken for a mark.
 _TRAINED_STYLE = "green"
 # A control token and its repetitions.
@@ -110,7 +111,10 @@ def _iter_lines(diagnosis: Diagnosis) -> Iterator[Line]:
         ("FAULT", "red", diagnosis.faults),
         ("bad record", "red", [bad.sentence for bad in diagnosis.bad]),
     ):
-        yield from ((f"{kind}: {sentence}", style) for sentence in sentences)
+        listed = sentences[:_MAX_FAULTS] if kind == "FAULT" else sentences
+        yield from ((f"{kind}: {sentence}", style) for sentence in listed)
+        if len(listed) < len(sentences):
+            yield f"{kind}: and {len(sentences) - len(listed):,} more", style
     if diagnosis.bad_seen > len(diagnosis.bad):
         yield f"bad records: {diagnosis.bad_seen - len(diagnosis.bad):,} more", "red"
     yield f"{'verdict:':{_LABEL_WIDTH}} {_describe_verdict(diagnosis)}"

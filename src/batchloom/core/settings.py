@@ -34,8 +34,8 @@ class Setting:
         help: help text of the command-line option.
         minimum, maximum: inclusive bounds of a number.
         below: exclusive upper bound of a number.
-        check: returns the problem of a value, or an empty string; used instead of the check by type, but for that a
-            text is one.
+        check: returns the problem of a value, or an empty string. It replaces the check by type; a value of a setting
+            of texts is first checked to be one.
         has_option: whether the command line has an option for it.
         option: name of the option, if not derived from the field; a bool then has no --no- form.
         option_type: type of the option's value, if the option takes a short form.

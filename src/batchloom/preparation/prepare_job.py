@@ -120,8 +120,8 @@ def _find_near_folder(out: str) -> Path | None:
     """
     if is_url(out):
         return None
-    folder = next(folder for folder in Path(out).absolute().parents if folder.is_dir())
-    return folder if os.access(folder, os.W_OK) else None
+    folder = next((folder for folder in Path(out).absolute().parents if folder.is_dir()), None)
+    return folder if folder and os.access(folder, os.W_OK) else None
 
 
 def _drop_run_options(options: PrepareOptions) -> dict[str, object]:

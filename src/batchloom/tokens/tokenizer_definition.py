@@ -1,7 +1,6 @@
 """Definition of a tokenizer.json: validation, vocabulary and fingerprint."""
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -153,8 +152,8 @@ def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
 def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
     """Refuse steps that could make a text much longer.
 
-    Eight times `a` to twenty `a` needs 25 GB for one letter. The bound holds for all texts. Unicode's own forms make a
-    text at most eleven times as long and count as one.
+    Eight steps that each replace one `a` by twenty make 25 GB of one letter. The bound leaves out Unicode's own forms,
+    which make a text at most eleven times as long.
 
     Raises:
         TokenizerError: a text may become more than ``_MAX_GROWTH`` times as long.
@@ -171,12 +170,12 @@ def refuse_growth(tokenizer_json: Mapping[str, Any], label: str) -> None:
 def _bound_growth(steps: Iterable[Mapping[str, Any]]) -> float:
     """Return how many times as long steps may make a part of a text, in bytes."""
     # What steps have written: its growth, and its characters, None for any.
-    written: list[tuple[float, set[str] | None]] = [(1, set())]
+    written: list[tuple[float, set[str] | None]] = [(1.0, set())]
     for step in steps:
         content, pattern = str(step.get("content") or step.get("prepend") or ""), _get_literal(step)
         # A text is replaced in what an earlier step has written only if the two share a character.
         before = (growth for growth, letters in written if pattern is None or letters is None or letters & pattern)
-        growth = max(1, _find_growth(step)) * max(before, default=1)
+        growth = max(1.0, _find_growth(step)) * max(before, default=1.0)
         written.append((growth, None if pattern is None else set(content)))
     return max(growth for growth, _ in written)
 
@@ -208,7 +207,7 @@ def _find_growth(step: Mapping[str, Any]) -> float:
         # SentencePiece's map: the size of its trie in four bytes, the trie, and the texts that replace others.
         try:
             charsmap = base64.b64decode(str(step.get("precompiled_charsmap") or ""))
-        except binascii.Error as error:
+        except ValueError as error:
             raise TokenizerError(f"the map of a Precompiled normalizer is not base64: {error}") from error
         texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
         return max(map(len, texts.split(b"\0"))) / _MAX_UNICODE_EXPANSION
@@ -221,7 +220,8 @@ def iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
         if step.get("type") != "Sequence":
             yield step
         for key in ("normalizers", "pretokenizers", "decoders"):
-            for part in step.get(key) or ():
+            parts = step.get(key)
+            for part in parts if isinstance(parts, (list, tuple)) else ():
                 yield from iter_steps(part)
 
 

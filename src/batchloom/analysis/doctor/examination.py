@@ -504,7 +504,7 @@ class Examination:
             bad_seen=sum(group.bad for group in groups),
             seconds=seconds if encoder else None,
             store_bytes=round(size) if encoder else None,
-            faults=_shorten_list(self.faults),
+            faults=tuple(dict.fromkeys(self.faults)),
             warnings=tuple(dict.fromkeys(self._warnings)),
             notes=self._listing.notes,
         )
@@ -629,12 +629,6 @@ def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -
     for group, group_counts in zip(groups, counts, strict=True):
         total.update({name: group.scale_count(count) for name, count in group_counts.items()})
     return total
-
-
-def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
-    unique_sentences = list(dict.fromkeys(sentences))
-    more = len(unique_sentences) - MAX_LISTED
-    return (*unique_sentences[:MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(unique_sentences)
 
 
 def _make_tokenizer_facts(recipe: Recipe, encoder: DocumentEncoder) -> TokenizerFacts:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -14,6 +14,7 @@ import orjson
 
 from batchloom.core.addresses import is_glob, is_url
 from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.settings import quote_value
 from batchloom.preparation.settings.dataset_config import DatasetConfig
 
 # Rows of a data set of Hugging Face that are converted at once.
@@ -81,6 +82,8 @@ def _peek(inputs: Any) -> Any:
         kind = type(inputs).__name__
         table = "an Arrow table (pandas exports them from 2.2 on)"
         raise SettingsError([f"inputs: an object of type {kind} is neither path nor rows nor {table}"])
+    if isinstance(inputs, AbstractSet) and not all(isinstance(item, os.PathLike) or _is_name(item) for item in inputs):
+        raise SettingsError(["inputs: a set has no order, so two runs would differ; give a list of rows"])
     items = iter(inputs)
     first = [*islice(items, 1)]
     items = chain(first, items)
@@ -113,6 +116,9 @@ def _names_files(inputs: Any) -> bool:
     first = inputs[0] if inputs else None
     if _is_hf_dataset(first) or _is_arrow_stream(first):
         raise SettingsError(["inputs: a list of tables; give one table"])
+    if isinstance(first, str) and not _is_name(first) and len(first.split()) > 1:
+        problem = f"inputs: {quote_value(first)} is neither path nor glob; give texts as iter(texts) or {{'text': ...}}"
+        raise SettingsError([problem])
     return not isinstance(first, Mapping)
 
 
@@ -131,8 +137,12 @@ def _write_data(inputs: Any, folder: Path) -> str:
 
         try:
             return _write_tables(pa.RecordBatchReader.from_stream(inputs), folder)
+        except InputError:
+            raise
         except (ValueError, pa.ArrowTypeError) as error:
-            raise InputError(f"inputs: {type(inputs).__name__} cannot be read as a table: {error}.") from error
+            raise InputError(
+                f"inputs: {type(inputs).__name__} cannot be read as a table, which has named columns: {error}."
+            ) from error
     return _write_rows(inputs, folder)
 
 

@@ -7,6 +7,7 @@ lines with array operations. For quotes at other positions, the reader itself de
 
 import csv
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ _CHUNK_BYTES, _MAX_SCAN_BYTES = 1 << 20, 8 << 20
 _BATCH_BYTES = 1 << 20
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 _DELIMITERS = ",;\t"
+# A quote after a backslash that neither ends a field nor is doubled: csv would drop it and keep the backslash.
+_ESCAPED_QUOTE = re.compile(rb'\\"[^"\r\n,;\t]')
+_ESCAPE_REMEDY = (
+    "a quote is escaped by a backslash; write the file with doubled quotes, as with escape='\"' of Spark, or as JSON "
+    "Lines"
+)
 _NUL_REMEDY = "a NUL byte, which is not text; if the file is UTF-16: --encoding utf-16-le"
 
 
@@ -108,6 +115,8 @@ class _CsvLineReader:
             return data.decode("utf-8", "replace")
         if "\x00" in text:
             self._note_fault(data, data.index(b"\0"), _NUL_REMEDY)
+        if '\\"' in text and (escaped := _ESCAPED_QUOTE.search(data)):
+            self._note_fault(data, escaped.start(), _ESCAPE_REMEDY)
         return text
 
     def _note_fault(self, data: bytes, at: int, reason: str) -> None:
