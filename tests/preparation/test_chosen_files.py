@@ -65,6 +65,41 @@ def test_files_are_chosen_by_globs(tree, tmp_path, options, names):
     assert batchloom.doctor(tree, tokenizer="bytes", **options).documents == len(names)
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"include": "/a.txt"}, {"a.txt"}),
+        ({"include": "/logs/*", "exclude": "bucket"}, {"logs/c.txt", "logs/deep/d.txt"}),
+        ({"exclude": "/**/deep/**/*.txt,*.log"}, {"a.txt", "logs/c.txt", "logs.txt"}),
+    ],
+)
+def test_patterns_begin_at_the_root_of_a_remote_folder(options, names, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for name, text in FILES.items():
+        memory.pipe(f"/bucket/tree/{name}", text.encode())
+    try:
+        batchloom.prepare(
+            "memory://bucket/tree", out=tmp_path / "s", tokenizer="bytes", val_fraction=0, workers=1, **options
+        )
+    finally:
+        memory.rm("/bucket", recursive=True)
+    assert list_texts(tmp_path / "s") == {FILES[name] for name in names}
+
+
+def test_patterns_match_what_a_glob_finds(tmp_path):
+    for name in ("p1/a.txt", "p2/a.txt", "p2/b.txt"):
+        path = tmp_path / "g" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    for number, (include, names) in enumerate(
+        [("/p1/*", {"p1/a.txt"}), ("p2", {"p2/a.txt", "p2/b.txt"}), ("a.txt", {"p1/a.txt", "p2/a.txt"})]
+    ):
+        out = tmp_path / str(number)
+        batchloom.prepare(tmp_path / "g/p*/*.txt", out=out, tokenizer="bytes", val_fraction=0, include=include)
+        assert list_texts(out) == names
+
+
 def test_a_pattern_that_matches_no_file_is_named(tree, tmp_path):
     messages, choice = [], {"include": "*.txt", "exclude": "log,*.md,logs"}
     batchloom.prepare(tree, out=tmp_path / "s", tokenizer="bytes", progress=messages.append, **choice)

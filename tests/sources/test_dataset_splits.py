@@ -12,7 +12,7 @@ import batchloom
 from batchloom.core.errors import BatchloomError, InputError, InputMissingError, SettingsError
 from batchloom.preparation import convert
 from batchloom.sources import DeclaredInput, list_sources, parse_split
-from preparation.stores import write_jsonl
+from preparation.stores import read_texts, write_jsonl
 
 CARD = """---
 license: mit
@@ -297,3 +297,23 @@ def test_the_cache_of_datasets_is_read_by_splits(tmp_path):
 def test_splits_of_the_hub_are_named_once(tmp_path):
     with pytest.raises(BatchloomError, match="input_split: 'test' and the split 'train' of 'org/name' differ"):
         list_names("org/name:default/train", "test")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "archive", "pack"),
+    [
+        ("{}.zip", "{}.zip", pack_zip),
+        ("data/*-{}.tar.gz", "data/x-{}.tar.gz", pack_tar),
+        ("{}/**", "{}/x.zip", pack_zip),
+    ],
+)
+def test_a_card_names_archives(tmp_path, pattern, archive, pack):
+    splits = ("train", "test")
+    entries = "".join(f"  - {{split: {split}, path: '{pattern.format(split)}'}}\n" for split in splits)
+    for split in splits:
+        path = tmp_path / "in" / archive.format(split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pack(write_files(tmp_path / split, (f"{split}.jsonl",)), path)
+    (tmp_path / "in/README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{entries}---\n")
+    result = batchloom.prepare(tmp_path / "in", out=tmp_path / "s", tokenizer="bytes", val_fraction=0, dedup="none")
+    assert read_texts(result.path) == ["<train.jsonl>"] * 2

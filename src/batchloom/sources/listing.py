@@ -354,7 +354,7 @@ class _SourceLister:
         split = ("", "", is_val) if request is None else (request.config, request.split, is_val)
         self._files = self._files_by_split.setdefault(split, defaultdict(dict))
         self._skipped_counts, self._duplicates, self._content_notes = Counter(), [], []
-        self._longest_window, self._unread = (0, ""), UnreadData(label)
+        self._longest_window, self._unread, self._choice.root = (0, ""), UnreadData(label), label
         self._unpaired_media, self._has_records, self._split_is_chosen = 0, False, False
         self._unread_suffixes: set[str] = set()
         self._markup: Counter[tuple[str, ...]] = Counter()

@@ -13,6 +13,7 @@ from batchloom.core.errors import BatchloomError, InputError, InputMissingError,
 from batchloom.core.settings import suggest
 from batchloom.core.wording import format_count, format_list
 from batchloom.core.yaml_reader import parse_yaml
+from batchloom.sources.files.archives import detect_archive_by_name
 
 ALL_SPLITS = "all"
 SPLIT_PROBLEM = "names no split; write train, all, CONFIG/test, train[:1%] or train[1000:2000]"
@@ -142,6 +143,13 @@ class SplitSelection:
     metadata: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     by_split: dict[str, list[int]] = field(default_factory=dict)
+
+
+def _list_archive_names(path: str) -> list[str]:
+    """Return a path and the archives above it: a card names an archive, and a listing its files."""
+    parts = path.split("/")
+    parents = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    return [path, *(parent for parent in parents if detect_archive_by_name(parent))]
 
 
 def _is_metadata(path: str) -> bool:
@@ -332,7 +340,9 @@ class _FileTree:
         splits: dict[str, list[int]] = {}
         for split, globs in patterns.items():
             regex = re.compile("|".join(f"(?:{glob_translate(pattern)})" for pattern in globs))
-            splits[split] = [n for n in numbers if regex.match(self._paths[n][len(prefix) :])]
+            splits[split] = [
+                n for n in numbers if any(map(regex.match, _list_archive_names(self._paths[n][len(prefix) :])))
+            ]
         if files := splits.pop(_BY_NAMES, None):
             folders = list(self.iter_datasets(prefix, files, at_top=False))
             splits = {TRAIN: files}

@@ -229,7 +229,7 @@ class DatasetEntry(SourceRecipe):
         for name in ("ignore", "include", "exclude"):
             value = getattr(self, name)
             if isinstance(value, str) and name != "ignore":
-                value = value.split(",")
+                value = [pattern.strip() for pattern in value.split(",")]
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])
 

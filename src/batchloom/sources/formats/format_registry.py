@@ -450,6 +450,7 @@ def _decode_text(start: bytes) -> str | None:
         return None
 
 
+_MAX_DOUBLE_STARS = 6
 # Count of files that patterns leave out, in the notes of a listing.
 NOT_SELECTED = "by --include or --exclude"
 
@@ -484,42 +485,49 @@ class DeclaredInput:
 
 
 class FileChoice:
-    """Choice of the files of folders and archives by patterns, as of ``.gitignore``.
+    """Choice of the files of folders and archives by patterns.
 
-    A pattern without a slash matches the name of a file, or of a folder with all that is below it; another one the end
-    of such a path, in which the name of the input may stand first. One that begins with a slash matches the whole path
-    in the input. ``*`` also matches slashes, and ``**/`` nothing, too.
+    A pattern without a slash matches the name of a file, or of a folder and all files below it. A pattern with a slash
+    matches the end of a path, in which the name of the input may stand first. A pattern that begins with a slash
+    matches from the root of the input. ``*`` also matches slashes, and ``**/`` any number of folders.
 
     Attributes:
+        root: label of the input whose files are chosen.
         unmatched: (option, pattern) of those that have matched no file yet.
     """
 
     def __init__(self) -> None:
+        self.root = ""
         self.unmatched: set[tuple[str, str]] = set()
         self._matched: set[tuple[str, str]] = set()
 
     def selects(self, name: str, declared: DeclaredInput) -> bool:
-        """Return whether a file is read; ``name`` begins with that of its input."""
+        """Return whether a file is read; ``name`` begins with the root, but for a glob."""
         included = self._find_matches(name, "--include", declared.include)
         excluded = self._find_matches(name, "--exclude", declared.exclude)
         return (included or not declared.include) and not excluded
 
     def _find_matches(self, name: str, option: str, patterns: Sequence[str]) -> bool:
-        matches = {(option, pattern) for pattern in patterns if _matches(name, pattern)}
+        path = name.removeprefix(f"{self.root}/")
+        matches = {(option, pattern) for pattern in patterns if _matches(path, name, pattern)}
         self._matched |= matches
         self.unmatched |= {(option, pattern) for pattern in patterns}
         self.unmatched -= self._matched
         return bool(matches)
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches(path: str, name: str, pattern: str) -> bool:
     pattern = pattern.removeprefix("./").rstrip("/")
-    path = name.partition("/")[2] or name
     if "/" not in pattern:
         return any(fnmatchcase(part, pattern) for part in path.split("/"))
     subject = f"/{path}" if pattern.startswith("/") else f"/{name}"
-    forms = {pattern.replace("**/", folders) for folders in ("", "*/")}
-    forms = {form if form.startswith("/") else f"*/{form}" for form in forms}
+    # Each ``**/`` may stand for no folder.
+    first, *parts = pattern.split("**/")
+    forms = [first]
+    for number, part in enumerate(parts):
+        choices = ("", "*/") if number < _MAX_DOUBLE_STARS else ("*/",)
+        forms = [form + folders + part for form in forms for folders in choices]
+    forms = [form if form.startswith("/") else f"*/{form}" for form in forms]
     return any(fnmatchcase(subject, form) or fnmatchcase(subject, f"{form}/*") for form in forms)
 
 
