@@ -146,7 +146,10 @@ class SplitSelection:
 
 
 def _list_archive_names(path: str) -> list[str]:
-    """Return a path and the archives above it: a card names an archive, and a listing its files."""
+    """Return a path and the archives above it.
+
+    A card names an archive, and a listing its files.
+    """
     parts = path.split("/")
     parents = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
     return [path, *(parent for parent in parents if detect_archive_by_name(parent))]

@@ -151,12 +151,20 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
 
 
 def find_dump(start: bytes) -> tuple[str, str] | None:
-    """Return name and remedy of a dump that needs a tool of its own, by its first bytes."""
+    """Return name and remedy of a dump that needs a tool of its own.
+
+    Args:
+        start: its first bytes.
+    """
     return next(((label, remedy) for pattern, label, remedy in _DUMPS if re.match(pattern, start)), None)
 
 
 def find_records(start: bytes) -> BadRecord | None:
-    """Return the bad record for a text that holds records of another format, by its first bytes."""
+    """Return the bad record for a text that holds records of another format.
+
+    Args:
+        start: its first bytes, with a complete line.
+    """
     text = start.removeprefix(codecs.BOM_UTF8).lstrip()
     reason = ""
     if dump := find_dump(text):
