@@ -99,3 +99,17 @@ def test_a_compressed_index_is_no_text(tmp_path):
     (tmp_path / "cdx-00000.gz").write_bytes(gzip.compress(CDX.encode(), mtime=0))
     with pytest.raises(InputError, match="index of a web archive"):
         prepare(tmp_path / "cdx-00000.gz", tmp_path / "s")
+
+
+@pytest.mark.parametrize("text", ['{\n"text": "a"\n}\n{\n"text": "b"\n}\n', '{"text": "a"}{"text": "b"}'])
+def test_objects_behind_each_other_are_named(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"holds several objects; write one object per line with: jq -c \. FILE"):
+        prepare(tmp_path / "a.json", tmp_path / "s")
+
+
+def test_a_truncated_file_is_named_with_its_last_byte(tmp_path):
+    data = gzip.compress(bytes(range(256)) * 4000, mtime=0)
+    (tmp_path / "a.txt.gz").write_bytes(data[:1000])
+    with pytest.raises(InputError, match=r"its gzip data ends or fails at byte 1,000 of 1,000"):
+        prepare(tmp_path / "a.txt.gz", tmp_path / "s")

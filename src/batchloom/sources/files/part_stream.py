@@ -512,8 +512,10 @@ class PartStream:
         expected_compression, name = self.source.compression, self.source.name
         if self.position or self.source.member is not None or not self._file.seekable():
             return None
+        position = self._file.tell()
         self._file.seek(0)
         start = self._file.read(_MAGIC_BYTES)
+        self._file.seek(position)
         actual_compression = detect_compression(start)
         if actual_compression == expected_compression or len(start) < _MAGIC_BYTES:
             return None

@@ -291,6 +291,10 @@ def _open_list(text: _JsonTextWindow, rules: ReadRules) -> str:
     keys: list[str] = []
     if key := _find_next_list(text, rules, keys):
         return key
+    if text.peek() == b"{":
+        raise InputError(
+            f"{_MUST_BE_LIST}: {text.name} holds several objects; write one object per line with: jq -c . FILE"
+        )
     key_list = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (", ..." if keys[_MAX_KEYS_LISTED:] else "")
     raise InputError(
         f"{_MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}, and a list is expected "
