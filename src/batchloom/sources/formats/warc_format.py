@@ -24,6 +24,8 @@ _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _NEXT_RECORD = re.compile(rb"\n(?=WARC/[01]\.)")
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 _CONTENT_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+# An alias of gzip that fastwarc does not know. The replacement has the same length, which the record states.
+_GZIP_ALIAS = re.compile(rb"^(content-encoding:[ \t]*)x-gzip(?=[ \t]*\r?$)", re.IGNORECASE | re.MULTILINE)
 _FIELD = re.compile(rb"^([\w-]+):[ \t]*(.*?)[ \t]*\r?$", re.MULTILINE)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _SUPERSETS = {"gbk": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932", "big5": "big5hkscs"}
@@ -200,6 +202,7 @@ def _read_response(data: bytes) -> str | DroppedText:
         MissingDependencyError: fastwarc or resiliparse is not installed.
     """
     iterate, map_label, detect, clean = _import_parsers()
+    data = _GZIP_ALIAS.sub(rb"\1gzip  ", data, count=1)
     record = next(iter(iterate(BytesIO(data), parse_http=True, auto_decode="all", stream_detect=False)), None)
     if record is None:
         raise OSError("no HTTP response")
