@@ -370,3 +370,17 @@ def test_a_conversion_to_parquet_that_is_stopped_leaves_nothing(tmp_path, monkey
     gc.collect()
     assert "closed file" not in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "text_field"),
+    [
+        ([{"doc": {"text": "a"}, "n": 1}, {"doc": {"text": "b"}, "n": 2}], "doc.text"),
+        ([{"pages": ["a"]}, {"pages": ["b"]}], "pages[]"),
+        ([{"a.b": "a", "a": 1}, {"a.b": "b", "a": 2}], "a.b"),
+    ],
+)
+def test_a_text_field_may_be_a_path(tmp_path, rows, text_field):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert(tmp_path / "in.jsonl", out=tmp_path / "out.jsonl", text_field=text_field)
+    assert (tmp_path / "out.jsonl").read_text() == '{"text":"a"}\n{"text":"b"}\n'

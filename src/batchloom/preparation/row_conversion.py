@@ -565,9 +565,14 @@ def convert(
     if not force and target.path is not None and os.path.lexists(target.path):
         raise StoreConflictError(f"{target.path} already exists; choose another --out, or replace it with --force.")
     hear = listener or (lambda _: None)
+    field_mapping = recipe.reading.mapping
+    if text_field is not None and ("." in text_field or "[]" in text_field):
+        # A path into a row, as of --map.
+        field_mapping, columns = {"text": text_field}, ["text"]
+        text_field = None
     rules = ReadRules(text_field, split_on, ReadLimits())
     listing = _list_conversion_inputs(recipe, target, hear)
-    resolved_mapping = _resolve_mapping(listing, rules, recipe.reading.mapping, columns)
+    resolved_mapping = _resolve_mapping(listing, rules, field_mapping, columns)
     job = _RowConversion(listing, rules, make_row_mapper(resolved_mapping, columns), max_bad, hear)
     return job.run(target)
 
