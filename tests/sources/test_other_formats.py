@@ -1,12 +1,14 @@
 """Files that are no text though their names say so, or none at all: never documents without a word."""
 
 import gzip
+import io
 import json
 
 import pytest
 
 import batchloom
 from batchloom.core.errors import InputError
+from batchloom.preparation import Note
 from preparation.stores import read_texts
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 987654\n"
@@ -113,3 +115,12 @@ def test_a_truncated_file_is_named_with_its_last_byte(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(data[:1000])
     with pytest.raises(InputError, match=r"its gzip data ends or fails at byte 1,000 of 1,000"):
         prepare(tmp_path / "a.txt.gz", tmp_path / "s")
+
+
+def test_text_on_standard_input_is_announced(tmp_path, monkeypatch):
+    for content, is_text in ((b"text,label\na,1\n", True), (b'{"text": "a"}\n', False)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        notes = []
+        prepare("-", tmp_path / str(is_text), progress=notes.append)
+        texts = [note.text for note in notes if isinstance(note, Note)]
+        assert any("Standard input is read as plain text; write CSV" in text for text in texts) == is_text

@@ -309,7 +309,8 @@ class _SourceLister:
         if self._begin_input(input_path, label, number, declared, is_val=is_val):
             return
         previous_count, display_name = len(self.sources), label if is_url_or_stdin(input_path) else input_path
-        if input_path == STANDARD_INPUT:
+        is_stdin = input_path == STANDARD_INPUT
+        if is_stdin:
             input_path = self._get_spool().copy_standard_input()
             self.notes.append(
                 "Standard input is cached until the job ends; to resume a stopped job, pipe the same bytes again."
@@ -332,16 +333,22 @@ class _SourceLister:
                     raise InputMissingError(self._describe_empty(path, alternative_label))
         else:
             self._add_location(input_path, label, file_status)
-        if self._unread.files:
-            added = range(previous_count, len(self.sources))
-            self._unread.all_files = self._unread.files + len(added)
-            self._unread.all_bytes = self._unread.bytes + sum(self.sources[number].size for number in added)
-            self.unread.append(self._unread)
+        if is_stdin and any(source.kind == "text" for source in self.sources[previous_count:]):
+            self.notes.append("Standard input is read as plain text; write CSV to a file that ends in .csv.")
+        self._keep_unread(previous_count)
         if hub_name is None and not self._split_is_chosen:
             self._select_split(input_path, label, previous_count)
         self._add_notes(label)
         if len(self.sources) == previous_count and not self._duplicates:
             raise InputMissingError(self._describe_empty(input_path, display_name))
+
+    def _keep_unread(self, previous_count: int) -> None:
+        """Keep the account of what an input leaves out."""
+        if self._unread.files:
+            added = range(previous_count, len(self.sources))
+            self._unread.all_files = self._unread.files + len(added)
+            self._unread.all_bytes = self._unread.bytes + sum(self.sources[number].size for number in added)
+            self.unread.append(self._unread)
 
     def _begin_input(self, input_path: str, label: str, number: int, declared: DeclaredInput, *, is_val: bool) -> bool:
         """Forget the input before; return whether this one repeats an earlier one."""
