@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom.batches.assembly import find_kernel
 from batchloom.core.native import SOURCES, compile_library, find_compiler, get_library_path
-from batchloom.store.format import find_short_file_namer
+from batchloom.store.format import install_short_file_handler
 from batchloom.testing import write_store
 from batchloom.text.words import count_words, find_word_kernel
 
@@ -33,7 +33,7 @@ USERS = {
     "kernel": ("batchloom.batches.assembly.array_filling.KERNEL_SOURCE", find_kernel, fill_batch),
     "mapped_files": (
         "batchloom.store.format.megatron_index.MAPPED_FILES_SOURCE",
-        find_short_file_namer,
+        install_short_file_handler,
         fill_batch,
     ),
     "words": ("batchloom.text.words.WORDS_SOURCE", find_word_kernel, split_text),
@@ -145,3 +145,12 @@ def test_a_file_that_becomes_shorter_while_it_is_mapped_is_named(tmp_path, handl
     assert "s/train/shard_00000.bin became shorter while it was read" in result.stderr
     # The handler of somebody else does its work as before.
     assert ("Fatal Python error: Bus error" in result.stderr) == (handler == "faulthandler")
+
+
+@needs_compiler
+def test_a_signal_of_another_process_is_not_swallowed():
+    code = (
+        "import os, signal; from batchloom.store.format import install_short_file_handler as install;"
+        "assert install() is not None; install.cache_clear(); install(); os.kill(os.getpid(), signal.SIGBUS)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGBUS

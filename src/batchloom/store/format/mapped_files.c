@@ -61,13 +61,18 @@ static void name_file(int number, siginfo_t *info, void *context) {
         say(path);
         say(" became shorter while it was read, or its disk failed: this process ends (SIGBUS).\n");
     }
-    /* The read is repeated, and ends the process as it would have. */
+    /* A read is repeated, and ends the process as it would have; a signal of another process is sent again. */
     sigaction(number, &previous, NULL);
+    if (info->si_code <= 0)
+        raise(number);
 }
 
-/* Installs the handler; others keep their effect. */
+/* Installs the handler once; others keep their effect. */
 int64_t batchloom_name_short_files(void) {
+    static int is_installed;
     struct sigaction action;
+    if (__sync_lock_test_and_set(&is_installed, 1))
+        return 0;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = name_file;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;

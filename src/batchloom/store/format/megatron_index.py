@@ -102,8 +102,11 @@ def map_index(path: Path) -> MegatronIndex:
 
 
 @cache
-def find_short_file_namer() -> ctypes.CDLL | None:
-    """Return the library that names files that become shorter; None without."""
+def install_short_file_handler() -> ctypes.CDLL | None:
+    """Install the handler that names a file that becomes shorter.
+
+    Return its library, None without a compiler.
+    """
     library = find_library(MAPPED_FILES_SOURCE, "A file that becomes shorter while it is read is not named")
     if library is not None:
         library.batchloom_name_short_files()
@@ -120,7 +123,7 @@ def map_file(path: Path) -> memoryview:
         with open_regular_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
-            find_short_file_namer()
+            install_short_file_handler()
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error, _REMEDIES)}.") from error
