@@ -231,20 +231,30 @@ class BlockCache:
         """Delete the least recently used files if the cache exceeds its limit."""
         with self._lock:
             self._added_bytes += added_bytes
-            if self._added_bytes * _EVICTION_CHECK_SHARE < self.limit:
+        # A thread that evicts may have listed the files before others were written, whose threads leave it to that one.
+        while self._added_bytes and self._added_bytes * _EVICTION_CHECK_SHARE >= self.limit:
+            if not self._try_to_evict():
                 return
-            self._added_bytes = 0
+
+    def _try_to_evict(self) -> bool:
+        """Evict files; return whether it was done here.
+
+        Another thread or process may be at it, or the folder be read-only.
+        """
         with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
-            # If another process is evicting, skip it. On a file system without locks both delete the same files,
-            # which is harmless.
+            # On a file system without locks several delete the same files, which is harmless.
             with contextlib.suppress(OSError):
                 try:
                     fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return
+                    return False
+            with self._lock:
+                self._added_bytes = 0
             self._evict()
             with contextlib.suppress(OSError):
                 fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+            return True
+        return False
 
     def _evict(self) -> None:
         candidates, total = [], 0
