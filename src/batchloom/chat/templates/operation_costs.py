@@ -1,7 +1,7 @@
 """Costs of the methods and filters of templates, by their arguments.
 
-A cost is a pair: an upper bound of the characters that an operation makes beside a small multiple of its inputs, and of
-those that it reads. Methods and filters without a cost are refused.
+A cost has two numbers: how many characters an operation may make, not counting a small multiple of its inputs, and how
+many it may read. Methods and filters without a cost are refused.
 """
 
 import math

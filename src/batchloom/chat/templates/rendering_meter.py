@@ -18,7 +18,7 @@ _MAX_READ = 1 << 29
 _MAX_MEMORY = 1 << 28
 # An element of a list counts as so many characters: it is a pointer of eight bytes, and often an object of its own.
 ELEMENT_SIZE = 8
-# Cost of an operation beside the characters it makes or reads, and costs between two looks at the clock.
+# Fixed cost of each operation, and the cost after which the clock is read again.
 OPERATION_COST, _COST_PER_CLOCK_READ = 1 << 8, 1 << 15
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -45,7 +45,7 @@ class RenderingMeter:
     def begin(self, messages: list[Any], tools: list[Any] | None, arguments: Mapping[str, Any]) -> None:
         """Begin a rendering; larger inputs may make more."""
         if self._first_memory:
-            # The last rendering made much, of which cycles are still there.
+            # Reference cycles of the last rendering may still hold much memory.
             gc.collect()
         self._conversation = (messages, tools, arguments)
         self._budget, self._is_budget_extended = _BASE_BUDGET, False

@@ -117,7 +117,7 @@ def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
     for match in from_bytes(data[start : at + _GUESSED_BYTES], cp_isolation=_ENCODINGS):
         words = [word for word in _WORD.findall(str(match)) if not word.isascii()]
         if words:
-            # Of several encodings with one reading, the commonest stands for the rest of the file, too.
+            # Several encodings may read the sample alike; name the commonest, which is likeliest right for the rest.
             name = min(match.could_be_from_charset, key=_ENCODINGS.index)
             readings[name] = " ".join(words[:_MAX_WORDS])
     guesses = list(readings.items())[:_MAX_GUESSES]

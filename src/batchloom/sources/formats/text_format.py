@@ -172,7 +172,7 @@ def read_text_file(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
 
 
 def _make_whole_record(stream: PartStream, data: bytes, max_bytes: int) -> Records:
-    """Return the document of a file of which ``data`` has been read."""
+    """Read the rest of a file after ``data``, and return it as one document."""
     data += stream.read_up_to(max_bytes + 1 - len(data))
     batch = Records()
     if len(data) > max_bytes:
