@@ -150,6 +150,7 @@ class SuiteReport:
     def _is_whole(self) -> bool:
         options = self.config.option
         is_part = options.keyword or options.markexpr or options.slice or getattr(options, "lf", False)
+        is_part = is_part or options.collectonly
         return self.config.args_source is pytest.Config.ArgsSource.TESTPATHS and tiers.tier == "fast" and not is_part
 
     @property

@@ -105,8 +105,13 @@ def test_highly_compressible_data_is_read(tmp_path, ending):
     text = " ".join(str(n * n) for n in range(2000))
     rng = random.Random(1)
     rows = [{"id": n, "text": f"{rng.random()} {text[: 7000 + n]} {rng.random()} {text}"} for n in range(960)]
-    lines = [json.dumps(row).encode() + b"\n" for row in rows]
-    data = json.dumps(rows).encode() if ending == "json" else b"".join(lines)
+    match ending:
+        case "jsonl":
+            data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        case "json":
+            data = json.dumps(rows).encode()
+        case "txt":
+            data = "\n".join(row["text"] for row in rows).encode()
     path = tmp_path / f"a.{ending}.zst"
     path.write_bytes(zstandard.ZstdCompressor(level=12).compress(data))
     # Below this size, no ratio is refused.

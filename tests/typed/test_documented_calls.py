@@ -13,7 +13,8 @@ from batchloom.batches.assembly import BATCH_KEYS, ArrayName
 CALLS = Path(__file__).parent / "documented_calls.py"
 CHECKERS = {
     "mypy": ["-m", "mypy", "--strict", "--no-incremental"],
-    "pyright": ["-m", "basedpyright", "--level", "error"],
+    # It takes the first python on the PATH unless told.
+    "pyright": ["-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error"],
 }
 # Each of these calls must be an error.
 WRONG_CALLS = """
