@@ -89,6 +89,30 @@ def test_damaged_files_of_llm_c(tmp_path, version, count, sentence):
         import_tokens(path, out=tmp_path / "s", vocab_size=300, eod=256, how="copy")
 
 
+@pytest.mark.parametrize("form", ["flat", "npy", "llm.c", "llm.c cut"])
+def test_the_command_that_doctor_gives_imports_a_file(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    # The documents of llm.c begin with the end token.
+    documents = [ids[-1:] + ids[:-1] for ids in DOCUMENTS] if form.startswith("llm.c") else DOCUMENTS
+    match form:
+        case "flat":
+            write_flat_file("a.bin", documents)
+        case "npy":
+            with Path("a.bin").open("wb") as file:
+                np.save(file, np.concatenate(documents).astype("<u2"))
+        case _:
+            write_llmc_file(Path("a.bin"), documents, 1)
+    if form == "llm.c cut":
+        os.truncate("a.bin", 700)
+        [facts] = batchloom.doctor("a.bin").prepared
+        assert facts.faults == ("a.bin ends inside its header of llm.c: it is damaged.",)
+        return
+    [command] = batchloom.doctor("a.bin").commands
+    command = command.replace("DTYPE", "uint16").replace("TOKENIZER", "bytes")
+    assert run_command_line(command.split()[1:]) == 0
+    assert read_documents("a.bin-store") == documents
+
+
 # Two documents have no end token, and one holds it inside.
 CUT_DOCUMENTS = [[1, 2, 9], [3, 4], [5, 9, 6, 9], [7], [8, 9]]
 

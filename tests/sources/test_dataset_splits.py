@@ -254,6 +254,13 @@ def test_configurations_of_folders_and_held_out_folders(tmp_path, files, card, s
     assert sorted(names) == expected
 
 
+def test_a_configuration_that_is_asked_for_as_a_split(tmp_path):
+    card = "configs:\n- {config_name: de, data_dir: de, default: true}\n- {config_name: en, data_dir: en}"
+    write_files(tmp_path / "set", ("de/train.jsonl", "en/train.jsonl"), f"---\n{card}\n---\n")
+    with pytest.raises(InputMissingError, match="has a configuration 'en': write --input-split en/train"):
+        list_names(tmp_path / "set", "en")
+
+
 def test_a_configuration_needs_a_card(tmp_path):
     write_files(tmp_path / "set", HELD_OUT)
     with pytest.raises(InputMissingError, match="has no configuration 'nosuch': no card names one"):

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import tarfile
 
 import pytest
 
@@ -124,3 +125,18 @@ def test_text_on_standard_input_is_announced(tmp_path, monkeypatch):
         prepare("-", tmp_path / str(is_text), progress=notes.append)
         texts = [note.text for note in notes if isinstance(note, Note)]
         assert any("Standard input is read as plain text; write CSV" in text for text in texts) == is_text
+
+
+@pytest.mark.parametrize(("text_suffix", "label_suffix"), [(".txt", ".cls"), (".json", ".id"), (".txt", ".url")])
+def test_labels_of_samples_are_no_documents(tmp_path, text_suffix, label_suffix):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(9):
+            record = f'{{"text": "{number}"}}' if text_suffix == ".json" else f"text {number}"
+            for suffix, text in ((text_suffix, record), (label_suffix, "1")):
+                info = tarfile.TarInfo(f"{number:04}{suffix}")
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+    with pytest.raises(InputError, match=rf"holds samples of .*: --include '\*\{text_suffix}'"):
+        prepare(tmp_path / "a.tar", tmp_path / "s")
+    result = prepare(tmp_path / "a.tar", tmp_path / "s", include=[f"*{text_suffix}"])
+    assert len(read_texts(result.path)) == 9

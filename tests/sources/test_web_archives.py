@@ -127,6 +127,14 @@ def test_a_response_that_cannot_be_decoded_and_one_that_is_too_large(tmp_path):
     assert "record larger than 2000 bytes" in result.bad[1]
 
 
+def test_a_conversion_that_is_no_utf8_is_bad(tmp_path):
+    records = [make_record("conversion", data) for data in (b"one", b"caf\xe9", "caf\u00e9".encode())]
+    (tmp_path / "a.wet").write_bytes(b"".join(records))
+    result = read_inputs(tmp_path / "a.wet", field="text")
+    assert result.values == ["one", "caf\u00e9"]
+    assert "byte 0xe9 of the conversion is not valid UTF-8; fetch the archive again" in result.bad[0]
+
+
 @pytest.mark.parametrize(
     ("label", "body", "text"),
     [

@@ -55,6 +55,7 @@ from .settings.run_settings import (
     RunSettings as RunSettings,
 )
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
+from .token_files import list_import_options as list_import_options
 from .token_import import (
     ImportSpec as ImportSpec,
     LinkMode as LinkMode,

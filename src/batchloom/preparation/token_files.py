@@ -109,9 +109,25 @@ def _find_input(path: Path, label: str) -> TokenInput:
     if not status.st_size:
         raise InputMissingError(f"{tokens} is empty: it has 0 bytes; name a file that is not empty.")
     # dolma and OLMo call a memory map without a header .npy, too.
-    if kind == "flat" and tokens.suffix == ".npy" and _read_start(tokens, len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+    if kind == "flat" and _read_start(tokens, len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
         kind = "npy"
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
+
+
+def list_import_options(path: Path) -> tuple[str, ...]:
+    """Return what a file of ids makes necessary to import it: ``--dtype``, ``--copy``, both or none.
+
+    Raises:
+        InputError: its header is damaged.
+    """
+    token_input = _find_input(path, path.name)
+    if token_input.kind == "npy":
+        _map_array(path)
+        return ("--copy",)
+    if (header := _read_llmc_header(path)) is not None:
+        _map_llmc(path, header, None)
+        return ("--copy",)
+    return () if _apply_sidecar(path, DocumentBoundaries()).dtype else ("--dtype",)
 
 
 def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
@@ -209,12 +225,17 @@ def _read_start(path: Path, size: int) -> bytes:
 
 
 def _read_llmc_header(path: Path) -> tuple[int, int] | None:
-    """Return version and number of tokens of a header of llm.c; None without one."""
+    """Return version and number of tokens of a header of llm.c; None without one.
+
+    Raises InputError if the file ends inside it.
+    """
     start = _read_start(path, _LLMC_HEADER_BYTES)
-    if len(start) < _LLMC_HEADER_BYTES:
+    if int.from_bytes(start[:4], "little") not in _LLMC_MAGICS:
         return None
-    magic, version, count = np.frombuffer(start, "<i4", 3).tolist()
-    return (version, count) if magic in _LLMC_MAGICS else None
+    if len(start) < _LLMC_HEADER_BYTES:
+        raise InputError(f"{path} ends inside its header of llm.c: it is damaged.")
+    _, version, count = np.frombuffer(start, "<i4", 3).tolist()
+    return version, count
 
 
 def _map_llmc(path: Path, header: tuple[int, int], declared_dtype: str | None) -> NDArray[Any]:

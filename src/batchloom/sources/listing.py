@@ -75,7 +75,7 @@ from batchloom.sources.formats.format_registry import (
     needs_content,
     reraise_with_location,
 )
-from batchloom.sources.formats.webdataset_format import find_unread_suffixes
+from batchloom.sources.formats.webdataset_format import detect_samples
 from batchloom.sources.hf_datasets import (
     HubDatasetName,
     choose_hub_split,
@@ -828,7 +828,7 @@ class _SourceLister:
     ) -> None:
         size, stamp = file_status.st_size, file_status.st_mtime_ns
         archive = Archive(name, path, kind, compression, size, stamp, get_pinned_revision(path))
-        if self._media and self._declared_input.form is None and self._add_samples(archive, file_status):
+        if self._declared_input.form is None and self._add_samples(archive, file_status):
             return
         if self._is_duplicate(name, file_status):
             return
@@ -848,15 +848,25 @@ class _SourceLister:
 
     def _add_samples(self, archive: Archive, file_status: os.stat_result) -> bool:
         """Add a tar of WebDataset samples; return whether it is one."""
-        unread = find_unread_suffixes(archive)
-        if unread is None:
+        form = detect_samples(archive)
+        if form is None:
+            return False
+        if not form.has_media:
+            if not (self._declared_input.include or self._declared_input.exclude):
+                raise InputError(
+                    f"{archive.name} holds samples of {', '.join(sorted(form.suffixes))}, and the files that "
+                    "are no text would be documents, too. Name what is text: --include "
+                    f"'*{min(form.suffixes - form.unread)}'."
+                )
+            return False
+        if not self._media:
             return False
         if self._spool is not None and self._spool.holds(archive.path):
             raise InputError(
                 f"{archive.name} holds samples of a WebDataset, and can be read only once, but their media are read "
                 "again when batches are made. Write it to a file, and name that file."
             )
-        self._unread_suffixes |= unread
+        self._unread_suffixes |= form.unread
         detection = FileDetection("webdataset", archive.compression)
         self._append(archive.path, archive.name, file_status, detection, None)
         return True

@@ -203,6 +203,8 @@ def select_split(
         is_record and n not in held for n, is_record in enumerate(are_records)
     )
     if wanted and wanted != ALL_SPLITS:
+        if wanted in tree.configurations:
+            raise InputMissingError(f"{label} has a configuration {wanted!r}: write --input-split {wanted}/{TRAIN}.")
         _check_presence(folders, wanted, label, has_others=len(paths) > sum(map(_count_files, folders)))
     for folder in folders:
         name = f"{label}/{folder.path}".rstrip("/")
@@ -287,13 +289,18 @@ def _describe_conflict(folder: DatasetFolder, held_out: str, name: str, paths: S
 
 
 class _FileTree:
-    """Files below an input, by folders."""
+    """Files below an input, by folders.
+
+    Attributes:
+        configurations: of the cards that were read.
+    """
 
     def __init__(
         self, paths: Sequence[str], are_records: Sequence[bool], config: str, read_card: Callable[[int], str]
     ) -> None:
         self._paths, self._are_records = paths, are_records
         self._config, self._read_card = config, read_card
+        self.configurations: set[str] = set()
 
     def iter_datasets(self, prefix: str, numbers: Iterable[int], *, at_top: bool) -> Iterator[DatasetFolder]:
         """Yield the folders below ``prefix`` that hold files of splits.
@@ -335,7 +342,9 @@ class _FileTree:
     def _read_splits(self, prefix: str, card: str, numbers: Sequence[int]) -> DatasetFolder | None:
         """Return the splits that a card names; None if it names none."""
         name = prefix + CARD_NAME
-        patterns = _find_patterns(_parse_card(card, name), self._config, name)
+        entries = _list_configurations(_parse_card(card, name))
+        self.configurations |= entries.keys()
+        patterns = _find_patterns(entries, self._config, name)
         if not patterns:
             return None
         from fsspec.utils import glob_translate  # noqa: PLC0415 - few inputs have a card
@@ -388,11 +397,15 @@ def _parse_card(card: str, name: str) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _find_patterns(metadata: Mapping[str, Any], wanted: str, name: str) -> dict[str, list[str]]:
-    """Return the patterns of the files of each split of a configuration."""
+def _list_configurations(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the entry of each configuration, by name."""
     configs = metadata.get("configs")
     entries = [entry for entry in configs if isinstance(entry, Mapping)] if isinstance(configs, list) else []
-    by_name = {str(entry.get("config_name", "default")): entry for entry in entries}
+    return {str(entry.get("config_name", "default")): entry for entry in entries}
+
+
+def _find_patterns(by_name: Mapping[str, Mapping[str, Any]], wanted: str, name: str) -> dict[str, list[str]]:
+    """Return the patterns of the files of each split of a configuration."""
     if not by_name:
         return {}
     defaults = [key for key, entry in by_name.items() if entry.get("default") is True]

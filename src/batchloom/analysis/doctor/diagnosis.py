@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -30,6 +31,7 @@ from batchloom.preparation import (
     Progress,
     ReadRecipe,
     Recipe,
+    list_import_options,
     make_request,
     parse_clean_steps,
 )
@@ -73,15 +75,19 @@ def _examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) 
     faults: list[str] = []
     inspection: Inspection | None = None
     previews: tuple[DocumentPreview, ...] = ()
+    import_options: tuple[str, ...] = ()
     try:
-        if kind != "ids":
+        if kind == "ids":
+            import_options = list_import_options(Path(expanded_location))
+        else:
             inspection = inspect(expanded_location, seq_len=seq_len, first=0)
             faults += check(expanded_location).faults if full else []
         if kind == "store":
             previews = _preview_store(expanded_location, preview)
     except BatchloomError as error:
         faults.append(str(error))
-    return PreparedFacts(location, kind, inspection, full and kind != "ids", tuple(faults), previews)
+    is_checked = full and kind != "ids"
+    return PreparedFacts(location, kind, inspection, is_checked, tuple(faults), previews, import_options)
 
 
 def _preview_store(location: str, most: int) -> tuple[DocumentPreview, ...]:
@@ -311,10 +317,14 @@ def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
 
 
 def _describe_prepared(prepared: PreparedFacts) -> str:
-    if prepared.kind == "ids":
+    if prepared.kind == "ids" and not prepared.faults:
+        reasons = {
+            "--dtype": " It does not record their dtype (uint16 for most vocabularies below 65,536).",
+            "--copy": " It has a header, so new shards are written.",
+        }
         return (
-            f"{prepared.path} holds bare ids: import needs --dtype, the end of documents (--eod or "
-            "--document-tokens), which the file may not record, and --tokenizer or --vocab-size."
+            f"{prepared.path} holds ids of tokens: name their tokenizer, whose end token ends documents unless --eod "
+            f"or --document-tokens is given.{''.join(reasons[option] for option in prepared.import_options)}"
         )
     if prepared.inspection and prepared.inspection.objective:
         objective = OBJECTIVES[prepared.inspection.objective]
@@ -338,9 +348,9 @@ def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
             continue
         path, quoted_path = facts.path, quote_for_shell(facts.path)
         if facts.kind == "ids":
-            import_options = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
-            out = quote_for_shell(path + "-store")
-            commands.append(f"batchloom import {quoted_path} --out {out} {import_options}")
+            words = ["batchloom import", quoted_path, "--out", quote_for_shell(path + "-store")]
+            words += [f"{option} DTYPE" if option == "--dtype" else option for option in facts.import_options]
+            commands.append(" ".join([*words, "--tokenizer TOKENIZER"]))
             continue
         if facts.kind == "prefix":
             quoted_path = quote_for_shell(path.removesuffix(".bin").removesuffix(".idx"))

@@ -237,6 +237,7 @@ class PreparedFacts:
         checked: whether every byte was verified (``full``).
         faults: errors found in it.
         preview: the first documents of a store; empty for a prefix, which does not name its tokenizer.
+        import_options: options that a file of ids makes necessary.
     """
 
     path: str
@@ -245,6 +246,7 @@ class PreparedFacts:
     checked: bool
     faults: tuple[str, ...]
     preview: tuple[DocumentPreview, ...]
+    import_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

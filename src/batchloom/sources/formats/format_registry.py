@@ -182,7 +182,7 @@ FORMATS = {
             sniffed=True,
         ),
         SourceFormat("warc", "a web archive", parse_suffixes("warc wet"), "warc"),
-        # A tar holds samples if its first files do; see ``find_unread_suffixes``.
+        # A tar holds samples if its first files do; see ``detect_samples``.
         SourceFormat("webdataset", "samples of a WebDataset", frozenset(), "samples"),
         SourceFormat("text", "plain text", parse_suffixes("txt text md markdown mdx rst log tex asc adoc org wiki")),
         SourceFormat(

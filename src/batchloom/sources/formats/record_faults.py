@@ -30,7 +30,7 @@ _MARK_BYTES = 3
 _NO_TEXT = {
     b"PAR1\x15": ("Parquet", "rename it to end in .parquet"),
     b"ARROW1\0\0": ("Arrow", "rename it to end in .arrow"),
-    b"\x1f\x8b\x08": ("gzip", "rename it to end in .gz"),
+    b"\x1f\x8b\x08": ("gzip", "rename it to end in .gz, or unpack it once if it does"),
     b"\x28\xb5\x2f\xfd": ("zstd", "rename it to end in .zst"),
     b"\xfd7zXZ\0": ("xz", "rename it to end in .xz"),
     b"PK\x03\x04": (

@@ -96,11 +96,14 @@ class _WarcReader:
         kind = record.fields.get("warc-type", "")
         try:
             if kind == "conversion":
-                text: str | DroppedText = record.data[record.body :].decode("utf-8", "replace")
+                text: str | DroppedText = record.data[record.body :].decode()
             elif kind == "response":
                 text = _read_response(record.data)
             else:
                 return f"{kind or 'unnamed'} records of web archives"
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} of the conversion is not valid UTF-8"
+            return self._make_bad(record.offset, record.data, byte)
         except OSError as error:
             return self._make_bad(record.offset, record.data, f"the response cannot be decoded ({error})")
         if isinstance(text, DroppedText):
