@@ -1,5 +1,6 @@
 """--include and --exclude choose the files of folders and archives."""
 
+import gzip
 import tarfile
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
-from batchloom.core.errors import SchemaError
+from batchloom.core.errors import DamagedFileError, SchemaError
 from batchloom.preparation import Note, convert
 
 FILES = {
@@ -176,7 +177,7 @@ PREPARE = {"tokenizer": "bytes", "workers": 1, "progress": lambda _: None}
 def test_a_table_that_fits_no_schema_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
     result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
     assert result.counts.documents == 150
-    left_out = "Left out of mixed: 1 file whose records fit no schema, first mixed/x.csv: no schema fits"
+    left_out = "Left out of mixed: 1 file that cannot be read, first mixed/x.csv: no schema fits"
     assert any(note.startswith(left_out) for note in result.notes)
     assert batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE).already_done
     (rows_and_a_table / "new.jsonl").write_text('{"text": "a new one"}\n')
@@ -195,6 +196,36 @@ def test_many_tables_that_fit_no_schema_are_an_error(rows_and_a_table, tmp_path)
     result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", allow_skipped=True, **PREPARE)
     assert result.counts.documents == 150
     assert batchloom.doctor(rows_and_a_table, tokenizer="bytes", allow_skipped=True).sound
+
+
+CUT_FILES = {"cut.jsonl.gz": gzip.compress(b'{"text": "one"}\n' * 9)[:20], "cut.parquet": b"PAR1 PAR1"}
+
+
+@pytest.mark.parametrize("name", CUT_FILES)
+def test_a_damaged_file_is_left_out_of_a_folder_and_more_are_listed(rows_and_a_table, tmp_path, name):
+    (rows_and_a_table / "x.csv").unlink()
+    (rows_and_a_table / name).write_bytes(CUT_FILES[name])
+    left_out = f"Left out of mixed: 1 file that cannot be read, first mixed/{name} is "
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert result.counts.documents == 150
+    assert any(note.startswith(left_out) for note in result.notes)
+    assert batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE).already_done
+    diagnosis = batchloom.doctor(rows_and_a_table, tokenizer="bytes")
+    assert diagnosis.sound
+    assert any(warning.startswith(left_out) for warning in diagnosis.warnings)
+
+    (rows_and_a_table / f"second.{name}").write_bytes(CUT_FILES[name])
+    with pytest.raises(DamagedFileError) as caught:
+        batchloom.prepare(rows_and_a_table, out=tmp_path / "t", **PREPARE)
+    sentences = str(caught.value).splitlines()
+    assert sentences[0] == "2 of 152 files cannot be read; --allow-skipped leaves such files out:"
+    assert [line.partition(" is ")[0] for line in sentences[1:]] == [f"  mixed/{name}", f"  mixed/second.{name}"]
+    assert all(f"(--exclude {line.split()[0].removeprefix('mixed/')})" in line for line in sentences[1:])
+    faults = batchloom.doctor(rows_and_a_table, tokenizer="bytes").faults
+    assert sum("cut.jsonl.gz" in fault or "cut.parquet" in fault for fault in faults) == 2
+    batchloom.prepare(rows_and_a_table, out=tmp_path / "t", exclude=f"*{name}", **PREPARE)
+    with pytest.raises(DamagedFileError):
+        batchloom.prepare([rows_and_a_table, rows_and_a_table / name], out=tmp_path / "u", **PREPARE)
 
 
 def test_a_named_table_that_fits_no_schema_is_an_error(rows_and_a_table, tmp_path):

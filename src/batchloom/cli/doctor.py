@@ -132,14 +132,15 @@ def _describe_verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.sound:
         return format_count(len(diagnosis.faults), "fault")
     packing, documents = diagnosis.packing, diagnosis.documents
+    sound = "sound" if diagnosis.exact else "sound in the sample (--full reads everything)"
     if packing is None or packing.longer < _NOTED_SHARE * documents:
-        return "sound"
+        return sound
     verb = "leaves out" if packing.is_dropped else "cuts"
     facts = f"{packing.longer:,} of {format_count(documents, 'document')} ({packing.longer / documents:.0%}), with "
     facts += f"{packing.longer_tokens / max(diagnosis.tokens or 0, 1):.0%} of the tokens"
     lengths = {length: percent for percent, length in packing.keeping}
     proposals = ", ".join(f"{length:,} keeps {percent}%" for length, percent in lengths.items())
-    return f"sound, but a loader {verb} {facts}, at seq_len {packing.seq_len:,}; {proposals} whole"
+    return f"{sound}, but a loader {verb} {facts}, at seq_len {packing.seq_len:,}; {proposals} whole"
 
 
 def _format_row(label: str, fact: str) -> str:

@@ -142,6 +142,18 @@ class UnusableRecordError(InputError):
         self.reason = reason
 
 
+class DamagedFileError(InputError):
+    """A file is cut short or broken, or has no valid index.
+
+    Attributes:
+        name: its name in the listing; empty for several files.
+    """
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(reason)
+        self.name = name
+
+
 class SchemaError(InputError):
     """No schema fits the records of a source, or its named columns are missing.
 

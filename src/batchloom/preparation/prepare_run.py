@@ -16,7 +16,7 @@ from typing import final
 import msgspec
 
 from batchloom.core.addresses import is_url, redact_url
-from batchloom.core.errors import InputError, SchemaError, StoreConflictError, TooManyBadRecordsError
+from batchloom.core.errors import DamagedFileError, InputError, SchemaError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import measure_peak_memory, pause_gc
@@ -166,17 +166,18 @@ def make_store(
 
 def _find_unfit(
     sources: Sequence[Source], record_parsers: RecordParsers, recipe: Recipe
-) -> list[tuple[Source, SchemaError]]:
-    """Return the files of folders and archives whose records fit no schema.
+) -> list[tuple[Source, InputError]]:
+    """Return files of folders and archives that are damaged or fit no schema.
 
     Raises:
+        DamagedFileError: a file that an input names is damaged.
         SchemaError: a file that an input names fits none.
     """
-    unfit = []
+    unfit: list[tuple[Source, InputError]] = []
     for source in prefetch_sources(sources, lambda item: item):
         try:
             record_parsers.get_parser(source)
-        except SchemaError as error:
+        except (DamagedFileError, SchemaError) as error:
             if is_named(source, recipe):
                 raise
             unfit.append((source, error))
@@ -269,9 +270,9 @@ def _find_finished_job(
 
 
 class _UnfitSourcesError(Exception):
-    """Files of folders and archives whose records fit no schema, each with its error."""
+    """Files that are damaged or fit no schema, each with its error."""
 
-    def __init__(self, unfit: Sequence[tuple[Source, SchemaError]]) -> None:
+    def __init__(self, unfit: Sequence[tuple[Source, InputError]]) -> None:
         super().__init__()
         self.unfit = unfit
 

@@ -115,7 +115,7 @@ def _find_input(path: Path, label: str) -> TokenInput:
 
 
 def list_import_options(path: Path) -> tuple[str, ...]:
-    """Return what a file of ids makes necessary to import it: ``--dtype``, ``--copy``, both or none.
+    """Return the options without which a file of ids is not imported.
 
     Raises:
         InputError: its header is damaged.

@@ -24,7 +24,7 @@ from batchloom.core.addresses import (
     redact_url,
     strip_file_scheme,
 )
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.errors import DamagedFileError, InputError, InputMissingError
 from batchloom.core.files import (
     decode_file_name,
     describe_missing_path,
@@ -777,7 +777,11 @@ class _SourceLister:
             self._add_archive(path, name, file_status, *archive_kind)
         else:
             name_detection = detect_kind_by_name(redacted_path)
-            verdict = self._detect_file(path, name, file_status, name_detection)
+            try:
+                verdict = self._detect_file(path, name, file_status, name_detection)
+            except DamagedFileError:
+                # Reading it will say what is damaged.
+                verdict = name_detection or FileDetection(None, None, "damaged", "fetch it again")
             if verdict.kind is None or not verdict.sure:
                 self._skipped_counts[verdict.label] += 1
                 self._unread.add(name, verdict, file_status.st_size)

@@ -37,6 +37,7 @@ from batchloom.analysis.doctor.sampling import (
 from batchloom.core.addresses import format_input_label, is_url, is_url_or_stdin, redact_url
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import (
+    DamagedFileError,
     InputError,
     MissingDependencyError,
     RecordError,
@@ -225,15 +226,15 @@ class Examination:
         In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
         """
         sample, groups = self.sample, dict[object, SourceGroup]()
-        unfit: list[tuple[Source, SchemaError]] = []
-        faults: list[tuple[Source, str]] = []
+        unfit: list[tuple[Source, InputError]] = list(self.sample.damaged)
+        faults = [(source, str(error)) for source, error in unfit]
         for source in {part.source.name: part.source for part, _ in sample.parts}.values():
             record_parser, fault, suggestion = None, "", None
             try:
                 record_parser = self._record_parsers.get_parser(source)
             except InputError as error:
                 fault, suggestion = str(error), error.suggestion if isinstance(error, SchemaError) else None
-                if isinstance(error, SchemaError) and not is_named(source, self._recipe):
+                if isinstance(error, DamagedFileError | SchemaError) and not is_named(source, self._recipe):
                     unfit.append((source, error))
             schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
             small = sample.complete or sample.is_small(source)
@@ -245,14 +246,14 @@ class Examination:
         self._judge_unfit(unfit, faults)
         return list(groups.values())
 
-    def _judge_unfit(self, unfit: Sequence[tuple[Source, SchemaError]], faults: Sequence[tuple[Source, str]]) -> None:
+    def _judge_unfit(self, unfit: Sequence[tuple[Source, InputError]], faults: Sequence[tuple[Source, str]]) -> None:
         """Add the faults of sources; files that prepare leaves out are warnings."""
         left_out: set[str] = set()
         if unfit:
-            with suppress(SchemaError):
+            with suppress(DamagedFileError, SchemaError):
                 self._warnings += leave_out_unfit(self._listing, unfit, self._recipe).warnings
-                left_out = {source.path for source, _ in unfit}
-        self.faults += [fault for source, fault in faults if source.path not in left_out]
+                left_out = {source.name for source, _ in unfit}
+        self.faults += [fault for source, fault in faults if source.name not in left_out]
 
     def load_components(self, folder: Path, *, tokenizer_optional: bool) -> None:
         """Load what cleans and encodes documents; record why they cannot be encoded.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import DamagedFileError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
 from batchloom.preparation.documents import ChatEncoder, EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
@@ -71,7 +72,11 @@ class SampleSizes:
 
 @final
 class InputSample:
-    """The parts to read, the bytes they represent, and the records before them."""
+    """The parts to read, the bytes they represent, and the records before them.
+
+    Attributes:
+        damaged: files that cannot be opened, each with its error.
+    """
 
     def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
         self.rules, self.sizes = rules, sizes
@@ -83,11 +88,22 @@ class InputSample:
         # If everything is read, and if sources are few enough to report one by one.
         self.complete, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
-        # In source order, each with the approximate number of document characters to read; None for all.
+        self.parts: list[SampledPart] = []
+        self.damaged: list[tuple[Source, DamagedFileError]] = []
+        remaining = list(sources)
+        while remaining:
+            try:
+                self.parts = self._select_parts(remaining)
+                break
+            except DamagedFileError as error:
+                self.damaged.append((next(source for source in remaining if source.name == error.name), error))
+                remaining.remove(self.damaged[-1][0])
+
+    def _select_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
+        """Select what is read, which opens tables."""
         if self.complete:
-            self.parts: list[SampledPart] = [(part, None) for unit in plan_units(sources, rules) for part in unit.parts]
-        else:
-            self.parts = self._select_sample_parts(sources)
+            return [(part, None) for unit in plan_units(sources, self.rules) for part in unit.parts]
+        return self._select_sample_parts(sources)
 
     def _select_sample_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         """Select positions in large files, complete small files, and one file per format.

@@ -19,7 +19,7 @@ from batchloom.core.addresses import (
     redact_url,
     strip_file_scheme,
 )
-from batchloom.core.errors import InputError, InputMissingError, SchemaError, SettingsError
+from batchloom.core.errors import DamagedFileError, InputError, InputMissingError, SchemaError, SettingsError
 from batchloom.core.settings import list_settings, quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_count, format_list, shorten
@@ -67,6 +67,7 @@ _PRESET = "fineweb-edu"
 _MAX_LISTED = 5
 # Share of the data files or bytes of an input that may be left out.
 _MAX_UNREAD = 0.01
+_MAX_LISTED_FILES = 10
 _DEFAULT_TOKENIZER = "gpt2"
 _MAX_OPTION_LENGTH = 80
 
@@ -623,14 +624,14 @@ def is_named(source: Source, recipe: Recipe) -> bool:
 
 
 def leave_out_unfit(
-    listing: SourceListing, unfit: Sequence[tuple[Source, SchemaError]], recipe: Recipe
+    listing: SourceListing, unfit: Sequence[tuple[Source, InputError]], recipe: Recipe
 ) -> SourceListing:
-    """Leave out files of folders and archives whose records fit no schema.
+    """Leave out files of folders and archives that are damaged or fit no schema.
 
     The notes of the result are those about these files.
 
     Raises:
-        SchemaError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
+        InputError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
     """
     notes = []
     for number, label in enumerate(make_input_labels(recipe.inputs)):
@@ -641,15 +642,26 @@ def leave_out_unfit(
         unfit_bytes, first = sum(source.size for source, _ in errors), errors[0][1]
         is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
         if is_too_much and not recipe.reading.allow_skipped:
-            remedy = "; --allow-skipped leaves such files out" if len(errors) < len(sizes) else ""
-            raise SchemaError(f"{first}{remedy}", first.columns, first.suggestion) from first
+            raise _make_unfit_error([error for _, error in errors], len(sizes)) from first
         count = format_count(len(errors), "file")
-        notes.append(f"Left out of {label}: {count} whose records fit no schema, first {str(first).rstrip('.')}.")
-    paths = {source.path for source, _ in unfit}
-    sources = [source for source in listing.sources if source.path not in paths]
+        notes.append(f"Left out of {label}: {count} that cannot be read, first {str(first).rstrip('.')}.")
+    names = {source.name for source, _ in unfit}
+    sources = [source for source in listing.sources if source.name not in names]
     if not sources:
         raise unfit[0][1]
     return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes))
+
+
+def _make_unfit_error(errors: Sequence[InputError], files: int) -> InputError:
+    """Return the error for too many files of an input that cannot be read."""
+    first, remedy = errors[0], "; --allow-skipped leaves such files out" if len(errors) < files else ""
+    if isinstance(first, SchemaError):
+        return SchemaError(f"{first}{remedy}", first.columns, first.suggestion)
+    if len(errors) == 1:
+        return DamagedFileError(f"{str(first).rstrip('.')}{remedy}.")
+    listed = "\n".join(f"  {error}" for error in errors[:_MAX_LISTED_FILES])
+    more = f"\n  and {len(errors) - _MAX_LISTED_FILES:,} more" if len(errors) > _MAX_LISTED_FILES else ""
+    return DamagedFileError(f"{len(errors):,} of {files:,} files cannot be read{remedy}:\n{listed}{more}")
 
 
 def _describe_input(recipe: Recipe, number: int) -> str:

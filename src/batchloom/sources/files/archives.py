@@ -23,6 +23,7 @@ from batchloom.sources.files.file_opening import (
     ReadOnlyFile,
     make_decompressor,
     open_location,
+    suggest_exclude,
 )
 
 ArchiveKind = Literal["zip", "tar"]
@@ -138,7 +139,8 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
             raise error.__context__ from None
         reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
         raise InputError(
-            f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it out."
+            f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it "
+            f"out{suggest_exclude(archive.name)}."
         ) from error
     except OSError as error:
         raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error

@@ -12,7 +12,7 @@ import xxhash
 
 from batchloom.core.addresses import is_url
 from batchloom.core.document import Records
-from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.errors import DamagedFileError, InputError, InputMissingError
 from batchloom.core.files import describe_os_error
 from batchloom.remote import stat_remote
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, ArchiveMember, describe_bomb, open_member
@@ -24,6 +24,7 @@ from batchloom.sources.files.file_opening import (
     detect_compression,
     make_decompressor,
     open_location,
+    suggest_exclude,
 )
 
 T = TypeVar("T")
@@ -527,9 +528,11 @@ class PartStream:
 
     def _make_data_error(self, problem: str) -> InputError:
         packing = self.source.compression or "archived"
-        return InputError(
+        return DamagedFileError(
             f"{self.source.name} {problem}: its {packing} data ends or fails at byte {self._file.tell():,} of "
-            f"{self.source.size:,}; fetch or compress the file again, or leave it out."
+            f"{self.source.size:,}; fetch or compress the file again, or leave it out"
+            f"{suggest_exclude(self.source.name)}.",
+            self.source.name,
         )
 
 

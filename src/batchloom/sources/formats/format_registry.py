@@ -35,6 +35,7 @@ from batchloom.sources.files.file_opening import (
     detect_compression,
     get_suffix,
     make_decompressor,
+    suggest_exclude,
 )
 from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
@@ -679,9 +680,10 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry, encoding: str) ->
                     raise
                 return FileDetection(None, None, "broken", "fetch or compress it again")
     except (DecompressionError, EOFError, tarfile.TarError) as error:
+        name = f"{archive.name}/{entry.name}"
         raise InputError(
-            f"{archive.name}/{entry.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
-            "again, or leave it out."
+            f"{name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive again, or leave it "
+            f"out{suggest_exclude(name)}."
         ) from error
 
 

@@ -38,7 +38,7 @@ _TAR_ERRORS = (tarfile.TarError, EOFError, DecompressionError, OSError, ValueErr
 
 
 class SampleForm(NamedTuple):
-    """What the first samples of a tar hold.
+    """Form of the first samples of a tar.
 
     Attributes:
         suffixes: of all their files.
