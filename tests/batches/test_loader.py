@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import threading
 import time
 from dataclasses import fields
@@ -514,6 +515,16 @@ def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
         loader.edit(batchloom.Edit(step=7, seq_len=32))
     loader.edit(batchloom.Edit(step=5, seq_len=32))
     assert [batch["input_ids"].shape[1] for batch in batches] == [64] * 4 + [32] * 25
+
+
+def test_arrays_as_attributes_and_a_state_of_none(tmp_path):
+    loader = batchloom.Loader(write_store(tmp_path / "s", [[1, 256]]), seq_len=8, global_batch_size=1)
+    batch = next(iter(loader))
+    with pytest.raises(AttributeError, match=r"write batch\['input_ids'\]"):
+        batch.input_ids  # noqa: B018 - raises
+    assert not hasattr(batch, "pin_memory_") and pickle.loads(pickle.dumps(batch)).step == 0
+    with pytest.raises(StateError, match=r"the dict that state_dict\(\) returned, and not None"):
+        loader.load_state_dict(None)
 
 
 @pytest.mark.parametrize(

@@ -206,17 +206,14 @@ def select_split(
         if wanted in tree.configurations:
             raise InputMissingError(f"{label} has a configuration {wanted!r}: write --input-split {wanted}/{TRAIN}.")
         _check_presence(folders, wanted, label, has_others=len(paths) > sum(map(_count_files, folders)))
+    named_texts: list[str] = []
     for folder in folders:
         name = f"{label}/{folder.path}".rstrip("/")
         if folder.rule == "names" and folder.others and not wanted:
             held_out = next(split for split in folder.splits if split != TRAIN)
             if not all(are_records[n] for split, numbers in folder.splits.items() if split != TRAIN for n in numbers):
                 # Any text may have a name such as "the last test.txt".
-                example = paths[folder.splits[held_out][0]]
-                selection.notes.append(
-                    f"{name}: {example} is read, too, as not all texts beside it are named as a split; --input-split "
-                    "train leaves such files out."
-                )
+                named_texts.append(f"{label}/{paths[folder.splits[held_out][0]]}")
                 continue
             raise InputError(_describe_conflict(folder, held_out, name, paths))
         selection.metadata |= folder.metadata
@@ -227,6 +224,11 @@ def select_split(
             and all(are_records[n] for numbers in folder.splits.values() for n in numbers)
         )
         _select(selection, folder, wanted or (TRAIN if is_held_out else ""), name)
+    if named_texts:
+        selection.notes.append(
+            f"Read, too: {format_list(named_texts, _MAX_LISTED)}, as not all texts beside them are named as a split; "
+            "--input-split train leaves such files out."
+        )
     if wanted and wanted not in (TRAIN, ALL_SPLITS):
         # What no data set holds is training data.
         selection.left_out |= set(range(len(paths))) - held

@@ -361,6 +361,9 @@ def _list_allowed_changes(
     if refused_names:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         remedy = "Give the settings the run was started with, or another --out for a new run."
+        old_path, new_path = old.get("data.path"), new.get("data.path")
+        if "data.fingerprint" in refused_names and old_path and new_path and old_path != new_path:
+            remedy += f" It was started with {old_path}, and this is {new_path}."
         if any(name.startswith("data.mixture.weights.") for name in refused_names):
             remedy += (
                 f" Sources and weights change by an edit: batchloom edit {run_path} --at-step STEP --weights WEIGHTS "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,10 @@ class Batch(dict[str, Any]):
         @overload
         def __getitem__(self, key: str, /) -> Any: ...
         def __getitem__(self, key: str, /) -> Any: ...
+
+    def __getattr__(self, name: str) -> NoReturn:
+        remedy = f"; write batch[{name!r}]" if name in self else ""
+        raise AttributeError(f"a batch has no attribute {name!r}{remedy}", name=name, obj=self)
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())

@@ -633,6 +633,8 @@ class Loader:
             StateError: the state belongs to another store, tokenizer, plan or augmentation; names each field
                 that differs.
         """
+        if not isinstance(state, dict):
+            raise StateError(f"A loader's state is the dict that state_dict() returned, and not {quote_value(state)}.")
         if self._stream is not None:
             step = self._stream.resume(remove_augment_state(state, self.augmentation))
             self._iterations.load(step)

@@ -775,8 +775,20 @@ CHAT_SHORT_FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Names that other libraries give to these settings.
+_OTHER_NAMES = {
+    **dict.fromkeys(("num_proc", "num_workers", "n_workers"), "workers"),
+    **dict.fromkeys(("text_column", "text_key", "json_keys", "content_key"), "text_field"),
+    **dict.fromkeys(("output_dir", "output_folder", "output_path"), "out"),
+    **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"), "tokenizer"),
+    "split": "input_split",
+    "chat_template": "template",
+    "max_length": "max_tokens",
+}
+
+
 def check_option_names(function: str, options: Mapping[str, object], declared: type) -> None:
-    """Raise ``TypeError`` for an undeclared keyword argument; name the nearest.
+    """Raise ``TypeError`` for an undeclared keyword argument; name what is meant.
 
     Args:
         function: name of the called function.
@@ -786,4 +798,6 @@ def check_option_names(function: str, options: Mapping[str, object], declared: t
     names = declared.__annotations__
     for name in options:
         if name not in names:
-            raise TypeError(f"{function}() has no argument {name!r}{suggest(name, names)}")
+            other = _OTHER_NAMES.get(name, "")
+            meant = f"; give {other}" if other == "out" or other in names else suggest(name, names)
+            raise TypeError(f"{function}() has no argument {name!r}{meant}")
