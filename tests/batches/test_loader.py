@@ -523,7 +523,7 @@ def test_arrays_as_attributes_and_a_state_of_none(tmp_path):
     with pytest.raises(AttributeError, match=r"write batch\['input_ids'\]"):
         batch.input_ids  # noqa: B018 - raises
     assert pickle.loads(pickle.dumps(batch)).step == 0
-    with pytest.raises(StateError, match=r"the dict that state_dict\(\) returned, and not None"):
+    with pytest.raises(StateError, match=r"None is not a loader's state: give the dict that state_dict\(\) returned"):
         loader.load_state_dict(None)
 
 

@@ -284,6 +284,12 @@ def test_removed_and_masked_tokens_are_marked(folder, capsys):
     text = capsys.readouterr().out
     assert "10 trained" in text
     assert "removed: served as end tokens without loss" in text
+    sizes = ["--seq-len", "40", "--global-batch-size", "1"]
+    for document, is_removed in ((0, False), (1, True)):
+        arguments = ["when", "s", "--document", str(document), *sizes]
+        assert {showing["removed"] for showing in run_json(capsys, *arguments)["showings"]} == {is_removed}
+        assert run_command_line(arguments) == 0
+        assert ("removed: served as end tokens" in capsys.readouterr().out) is is_removed
 
 
 def test_explain_reports_rows_of_any_rank(folder):

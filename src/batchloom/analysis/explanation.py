@@ -346,6 +346,7 @@ class ServedSequence:
         position: position in the run.
         epoch: epoch of the source, from 0.
         banned: whether an edit of the run bans the document at this position; padding is served instead.
+        removed: whether it was removed from the store; end tokens without loss are served instead.
     """
 
     source: str
@@ -356,6 +357,7 @@ class ServedSequence:
     position: int
     epoch: int
     banned: bool
+    removed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +450,9 @@ def find_serving_steps(
     ensure_tables(plan)
     last = plan.steps - 1 if query.last_step is None else min(query.last_step, plan.steps - 1)
     name, served_sequences, unserved = plan.names[number], [], []
+    store = plan.stores[name]
     for document in documents:
+        removed = isinstance(store, Store) and bool(mask_removed(store.contents.removed, np.array([document]))[0])
         bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document in numbers]
         locations = find_document_positions(plan, number, document, last) if last >= 0 else []
         if not locations:
@@ -465,6 +469,7 @@ def find_serving_steps(
                     position=location.position,
                     epoch=location.epoch,
                     banned=any(location.position >= position for position in bans),
+                    removed=removed,
                 )
             )
     served_sequences.sort(key=lambda sequence: (sequence.position, sequence.document))

@@ -113,8 +113,12 @@ def when(
 def _format_served_sequence(sequence: ServedSequence, world_size: int | None, steps_done: int | None) -> str:
     ranks = f", rank {sequence.rank}" if world_size else ""
     past = "" if steps_done is None else (" (past)" if sequence.step < steps_done else " (to come)")
-    ban = ", banned: served as padding" if sequence.banned else ""
+    fate = ""
+    if sequence.banned:
+        fate = ", banned: served as padding"
+    elif sequence.removed:
+        fate = ", removed: served as end tokens without loss since then"
     return (
         f"step {sequence.step:,}{past}, row {sequence.row}{ranks}: {sequence.source} document {sequence.document:,}, "
-        f"epoch {sequence.epoch}{ban}"
+        f"epoch {sequence.epoch}{fate}"
     )

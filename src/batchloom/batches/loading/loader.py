@@ -634,7 +634,7 @@ class Loader:
                 that differs.
         """
         if not isinstance(state, dict):
-            raise StateError(f"A loader's state is the dict that state_dict() returned, and not {quote_value(state)}.")
+            raise StateError(f"{quote_value(state)} is not a loader's state: give the dict that state_dict() returned.")
         if self._stream is not None:
             step = self._stream.resume(remove_augment_state(state, self.augmentation))
             self._iterations.load(step)
