@@ -47,6 +47,7 @@ from batchloom.remote import (
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
+from batchloom.sources.files.file_choice import NOT_SELECTED, FileChoice
 from batchloom.sources.files.file_opening import (
     Compression,
     Spool,
@@ -59,10 +60,8 @@ from batchloom.sources.files.part_stream import PartStream, Source, SourceTable,
 from batchloom.sources.formats.format_registry import (
     FORMATS,
     JSON_OBJECT,
-    NOT_SELECTED,
     DeclaredInput,
     DetectedFile,
-    FileChoice,
     FileDetection,
     choose_encoding,
     describe_format_mismatch,
@@ -769,7 +768,7 @@ class _SourceLister:
         """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
         if not stat.S_ISREG(file_status.st_mode):
             self._skipped_counts["special files"] += 1
-        elif not self._choice.selects(redact_url(name), self._declared_input):
+        elif not self._choice.selects(redact_url(name), self._declared_input.include, self._declared_input.exclude):
             self._skipped_counts[NOT_SELECTED] += 1
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1

@@ -12,10 +12,9 @@ import io
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, Literal, NoReturn, final, get_args
 
@@ -27,6 +26,7 @@ from batchloom.core.document import Records
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
 from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files.archives import Archive, ArchiveEntry, list_archive
+from batchloom.sources.files.file_choice import NOT_SELECTED, FileChoice
 from batchloom.sources.files.file_opening import (
     COMPRESSION_BY_SUFFIX,
     Compression,
@@ -451,11 +451,6 @@ def _decode_text(start: bytes) -> str | None:
         return None
 
 
-_MAX_DOUBLE_STARS = 6
-# Count of files that patterns leave out, in the notes of a listing.
-NOT_SELECTED = "by --include or --exclude"
-
-
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
     """Declaration of one input.
@@ -483,53 +478,6 @@ class DeclaredInput:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     keeps_tags: bool = True
-
-
-class FileChoice:
-    """Choice of the files of folders and archives by patterns.
-
-    A pattern without a slash matches the name of a file, or of a folder and all files below it. A pattern with a slash
-    matches the end of a path, in which the name of the input may stand first. A pattern that begins with a slash
-    matches from the root of the input. ``*`` also matches slashes, and ``**/`` any number of folders.
-
-    Attributes:
-        root: label of the input whose files are chosen.
-        unmatched: (option, pattern) of those that have matched no file yet.
-    """
-
-    def __init__(self) -> None:
-        self.root = ""
-        self.unmatched: set[tuple[str, str]] = set()
-        self._matched: set[tuple[str, str]] = set()
-
-    def selects(self, name: str, declared: DeclaredInput) -> bool:
-        """Return whether a file is read; ``name`` begins with the root, but for a glob."""
-        included = self._find_matches(name, "--include", declared.include)
-        excluded = self._find_matches(name, "--exclude", declared.exclude)
-        return (included or not declared.include) and not excluded
-
-    def _find_matches(self, name: str, option: str, patterns: Sequence[str]) -> bool:
-        path = name.removeprefix(f"{self.root}/")
-        matches = {(option, pattern) for pattern in patterns if _matches(path, name, pattern)}
-        self._matched |= matches
-        self.unmatched |= {(option, pattern) for pattern in patterns}
-        self.unmatched -= self._matched
-        return bool(matches)
-
-
-def _matches(path: str, name: str, pattern: str) -> bool:
-    pattern = pattern.removeprefix("./").rstrip("/")
-    if "/" not in pattern:
-        return any(fnmatchcase(part, pattern) for part in path.split("/"))
-    subject = f"/{path}" if pattern.startswith("/") else f"/{name}"
-    # Each ``**/`` may stand for no folder.
-    first, *parts = pattern.split("**/")
-    forms = [first]
-    for number, part in enumerate(parts):
-        choices = ("", "*/") if number < _MAX_DOUBLE_STARS else ("*/",)
-        forms = [form + folders + part for form in forms for folders in choices]
-    forms = [form if form.startswith("/") else f"*/{form}" for form in forms]
-    return any(fnmatchcase(subject, form) or fnmatchcase(subject, f"{form}/*") for form in forms)
 
 
 def choose_encoding(kind: str, encoding: str) -> str:
@@ -638,7 +586,7 @@ def list_archive_sources(
     """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
-        if not choice.selects(f"{archive.name}/{entry.name}", declared):
+        if not choice.selects(f"{archive.name}/{entry.name}", declared.include, declared.exclude):
             skipped_counts[NOT_SELECTED] += 1
             continue
         verdict = _detect_member_kind(archive, entry, declared.encoding)
