@@ -278,6 +278,8 @@ def test_arguments_are_converted_for_a_template_that_takes_one_form(make_publish
         ("ab", "a", ["no result"]),
         ("", "a", ["no call before"]),
         ("a?", "b", []),
+        ("ab", "a?", []),
+        ("ab", "c?", ["no call before", "no result"]),
     ],
 )
 def test_results_that_do_not_fit_their_calls_are_noticed(make_published_encoder, calls, results, notes):
@@ -289,7 +291,7 @@ def test_results_that_do_not_fit_their_calls_are_noticed(make_published_encoder,
     messages = [
         {"role": "user", "content": "Both?"},
         {"role": "assistant", "content": "Let me see.", **({"tool_calls": listed} if listed else {})},
-        *({"role": "tool", "tool_call_id": name, "content": "7"} for name in results),
+        *({"role": "tool", "content": "7", **({} if name == "?" else {"tool_call_id": name})} for name in results),
         {"role": "assistant", "content": "Cold."},
     ]
     encoded = encode_conversations([Conversation(messages)], make_published_encoder("qwen3"), ChatRecipe(prove=True))

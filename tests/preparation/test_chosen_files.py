@@ -190,7 +190,9 @@ def test_a_table_that_fits_no_schema_is_left_out_of_a_folder(rows_and_a_table, t
 
 def test_many_tables_that_fit_no_schema_are_an_error(rows_and_a_table, tmp_path):
     (rows_and_a_table / "y.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(SchemaError, match=r"mixed/x\.csv: no schema fits.*--allow-skipped leaves such files out"):
+    with pytest.raises(
+        SchemaError, match=r"2 files .*; --allow-skipped leaves such files out:\n  mixed/x\.csv: no schema fits"
+    ):
         batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
     assert not batchloom.doctor(rows_and_a_table, tokenizer="bytes").sound
     result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", allow_skipped=True, **PREPARE)
@@ -218,9 +220,8 @@ def test_a_damaged_file_is_left_out_of_a_folder_and_more_are_listed(rows_and_a_t
     with pytest.raises(DamagedFileError) as caught:
         batchloom.prepare(rows_and_a_table, out=tmp_path / "t", **PREPARE)
     sentences = str(caught.value).splitlines()
-    assert sentences[0] == "2 of 152 files cannot be read; --allow-skipped leaves such files out:"
+    assert sentences[0] == "2 files cannot be read; --allow-skipped leaves such files out:"
     assert [line.partition(" is ")[0] for line in sentences[1:]] == [f"  mixed/{name}", f"  mixed/second.{name}"]
-    assert all(f"(--exclude {line.split()[0].removeprefix('mixed/')})" in line for line in sentences[1:])
     faults = batchloom.doctor(rows_and_a_table, tokenizer="bytes").faults
     assert sum("cut.jsonl.gz" in fault or "cut.parquet" in fault for fault in faults) == 2
     batchloom.prepare(rows_and_a_table, out=tmp_path / "t", exclude=f"*{name}", **PREPARE)

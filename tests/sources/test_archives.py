@@ -255,7 +255,13 @@ def test_a_tar_cut_after_a_long_name_is_refused(tmp_path, tar_format, suffix):
     for size in (1024, 2048):
         data = buffer.getvalue()[:size]
         path.write_bytes(gzip.compress(data) if suffix else data)
-        if size == 1024:
+        if size == 1024 and not suffix:
+            # Its writer may have left the marker out, or the rest is missing.
+            with pytest.raises(InputError, match="without an end marker, so files may be missing"):
+                list_sources([str(path)])
+            path.write_bytes(data + bytes(1024))
+            assert len(list_sources([str(path)]).sources) == 1
+        elif size == 1024:
             assert [source.name for source in list_sources([str(path)]).sources] == [f"{path.name}/a.txt"]
         else:
             with pytest.raises(InputError, match="it is cut short"):

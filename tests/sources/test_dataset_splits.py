@@ -257,8 +257,11 @@ def test_configurations_of_folders_and_held_out_folders(tmp_path, files, card, s
 def test_a_configuration_that_is_asked_for_as_a_split(tmp_path):
     card = "configs:\n- {config_name: de, data_dir: de, default: true}\n- {config_name: en, data_dir: en}"
     write_files(tmp_path / "set", ("de/train.jsonl", "en/train.jsonl"), f"---\n{card}\n---\n")
-    with pytest.raises(InputMissingError, match="has a configuration 'en': write --input-split en/train"):
+    with pytest.raises(InputMissingError, match="has a configuration of this name: write --input-split en/SPLIT"):
         list_names(tmp_path / "set", "en")
+    card = "configs:\n- {config_name: train, data_files: de/train.jsonl}\n- {config_name: test, data_dir: en}"
+    (tmp_path / "set/README.md").write_text(f"---\n{card}\n---\n")
+    assert list_names(tmp_path / "set", "train/train")[0] == ["de/train.jsonl"]
 
 
 def test_a_configuration_needs_a_card(tmp_path):

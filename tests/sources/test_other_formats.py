@@ -127,16 +127,23 @@ def test_text_on_standard_input_is_announced(tmp_path, monkeypatch):
         assert any("Standard input is read as plain text; write CSV" in text for text in texts) == is_text
 
 
-@pytest.mark.parametrize(("text_suffix", "label_suffix"), [(".txt", ".cls"), (".json", ".id"), (".txt", ".url")])
-def test_labels_of_samples_are_no_documents(tmp_path, text_suffix, label_suffix):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for number in range(9):
-            record = f'{{"text": "{number}"}}' if text_suffix == ".json" else f"text {number}"
-            for suffix, text in ((text_suffix, record), (label_suffix, "1")):
-                info = tarfile.TarInfo(f"{number:04}{suffix}")
-                info.size = len(text)
-                archive.addfile(info, io.BytesIO(text.encode()))
-    with pytest.raises(InputError, match=rf"holds samples of .*: --include '\*\{text_suffix}'"):
-        prepare(tmp_path / "a.tar", tmp_path / "s")
-    result = prepare(tmp_path / "a.tar", tmp_path / "s", include=[f"*{text_suffix}"])
-    assert len(read_texts(result.path)) == 9
+@pytest.mark.parametrize("text_suffix", [".txt", ".json", ".md"])
+@pytest.mark.parametrize("form", ["tar", "folder"])
+def test_labels_of_samples_are_no_documents(tmp_path, text_suffix, form):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}{text_suffix}").write_text('{"text": "x"}' if text_suffix == ".json" else f"text {number}")
+        (folder / f"{number}.cls").write_text("1")
+    (folder / "3.url").write_text("https://a.com/")
+    (folder / "about.txt").write_text("About these samples")
+    path = folder
+    if form == "tar":
+        path = tmp_path / "a.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(folder, "")
+    result = prepare(path, tmp_path / "s")
+    assert len(read_texts(result.path)) == 10
+    assert any("9 .cls" in note and "1 .url" in note for note in result.notes)
+    with pytest.raises(InputError, match="labels are no documents"):
+        prepare(folder / "0.cls", tmp_path / "t")

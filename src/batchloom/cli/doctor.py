@@ -149,7 +149,7 @@ def _format_row(label: str, fact: str) -> str:
 
 def _iter_source_lines(source: SourceFacts, *, exact: bool) -> Iterator[Line]:
     about = "" if exact else "about "
-    more = f" and {source.files - 1:,} more that are read alike" if source.files > 1 else ""
+    more = f" and {about}{source.files - 1:,} more that are read alike" if source.files > 1 else ""
     packed = f", {source.compression}" if source.compression else ""
     yield (
         f"{source.name}{more}: {source.format}{packed}, {about if more else ''}{format_size(source.bytes)}",

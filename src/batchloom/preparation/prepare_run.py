@@ -33,6 +33,7 @@ from batchloom.preparation.append import (
 from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.record_parsers import (
     PLAIN_TEXT_NOTE,
+    WHOLE_TEXTS,
     RecordParsers,
     check_loader_reads,
     check_one_objective,
@@ -79,7 +80,7 @@ from batchloom.preparation.report.report import (
     encode_report,
     write_report_page,
 )
-from batchloom.preparation.request.inputs import is_named, leave_out_unfit
+from batchloom.preparation.request.inputs import is_named, leave_out_unfit, suggest_exclusion
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (
@@ -154,14 +155,16 @@ def make_store(
     except _UnfitSourcesError as error:
         unfit = error.unfit
     except StoreConflictError:
-        # A finished store lacks what was left out when it was made. A file that cannot be read now was not.
+        # A finished store lacks the files that were left out when it was made: it is compared without them.
         unfit = []
         with contextlib.suppress(InputError):
             unfit = _find_unfit(listing.sources, RecordParsers(request.recipe, settings.limits), request.recipe)
         if not unfit:
             raise
     fitting = leave_out_unfit(listing, unfit, request.recipe)
-    return _make_listed(request, out, fitting, spool, settings, log, report)
+    # A finished store would not report them.
+    _report_notes(fitting, log)
+    return _make_listed(request, out, replace(fitting, notes=(), warnings=()), spool, settings, log, report)
 
 
 def _find_unfit(
@@ -317,7 +320,10 @@ class PrepareRun:
             manifest, engine_note = read_manifest(self._work.store), ""
             self._resumed = len(self._units)
         else:
-            results = self._run_phases()
+            try:
+                results = self._run_phases()
+            except DamagedFileError as error:
+                raise suggest_exclusion(error, self._listing, self._recipe) from error
             with self._log.time("finish"):
                 subsets = collect_store(self._work, results)
             manifest = finish_store(self._work, results, subsets, self._make_report(results))
@@ -341,13 +347,13 @@ class PrepareRun:
         """Note the detected record format of every source."""
         names: dict[str, list[str]] = {}
         repeat_unit = self._recipe.dedup.repeat_unit
+        text_names: list[str] = []
         other_names: list[str] = []
         if unfit := _find_unfit(self._listing.sources, self._record_parsers, self._recipe):
             raise _UnfitSourcesError(unfit)
         for source in self._listing.sources:
             record_parser = self._record_parsers.get_parser(source)
-            if record_parser.record_kind != "text":
-                other_names.append(source.name)
+            (text_names if record_parser.record_kind == "text" else other_names).append(source.name)
             # A column called text needs no note.
             if record_parser.detected and record_parser.detected != PLAIN_TEXT_NOTE:
                 names.setdefault(record_parser.detected, []).append(source.name)
@@ -355,6 +361,8 @@ class PrepareRun:
             self._log.note(f"Detected {detected} in {format_list(source_names, 1)}.")
         if other_names and self._recipe.reading.clean:
             self._log.add_warning(f"Cleaning applies only to texts and does not change {format_list(other_names, 1)}.")
+        if text_names and self._recipe.chat.max_tokens is not None:
+            self._log.add_warning(f"{WHOLE_TEXTS} {format_list(text_names, 1)}.")
         if repeat_unit:
             self._log.note(
                 f"Repeated {repeat_unit} are removed from texts, except for the first copy, also in verse, "

@@ -74,7 +74,7 @@ from batchloom.sources.formats.format_registry import (
     needs_content,
     reraise_with_location,
 )
-from batchloom.sources.formats.webdataset_format import detect_samples
+from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,
     choose_hub_split,
@@ -112,6 +112,7 @@ _MARKUP = {
     (".svg",): ("SVG drawings", "--exclude '*.svg' leaves them out"),
     (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
 }
+_DAMAGED = FileDetection(None, None, "damaged", "fetch or pack it again")
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 # Folders in the cache of huggingface_hub: of a repository, of its revisions, and of one revision.
 _HUB_REPOSITORY = re.compile(r"(.*/(?:datasets|models)--[^/]+)(/snapshots)?")
@@ -773,14 +774,22 @@ class _SourceLister:
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1
         elif archive_kind := detect_archive_by_name(redacted_path := redact_url(path)):
-            self._add_archive(path, name, file_status, *archive_kind)
+            count = len(self.sources)
+            try:
+                self._add_archive(path, name, file_status, *archive_kind)
+            except DamagedFileError:
+                # Of one that was listed in part, documents would be lost.
+                if len(self.sources) > count:
+                    raise
+                self._skipped_counts[_DAMAGED.label] += 1
+                self._unread.add(name, _DAMAGED, file_status.st_size)
         else:
             name_detection = detect_kind_by_name(redacted_path)
             try:
                 verdict = self._detect_file(path, name, file_status, name_detection)
             except DamagedFileError:
                 # Reading it will say what is damaged.
-                verdict = name_detection or FileDetection(None, None, "damaged", "fetch it again")
+                verdict = name_detection or _DAMAGED
             if verdict.kind is None or not verdict.sure:
                 self._skipped_counts[verdict.label] += 1
                 self._unread.add(name, verdict, file_status.st_size)
@@ -831,7 +840,7 @@ class _SourceLister:
     ) -> None:
         size, stamp = file_status.st_size, file_status.st_mtime_ns
         archive = Archive(name, path, kind, compression, size, stamp, get_pinned_revision(path))
-        if self._declared_input.form is None and self._add_samples(archive, file_status):
+        if self._media and self._declared_input.form is None and self._add_samples(archive, file_status):
             return
         if self._is_duplicate(name, file_status):
             return
@@ -851,25 +860,15 @@ class _SourceLister:
 
     def _add_samples(self, archive: Archive, file_status: os.stat_result) -> bool:
         """Add a tar of WebDataset samples; return whether it is one."""
-        form = detect_samples(archive)
-        if form is None:
-            return False
-        if not form.has_media:
-            if not (self._declared_input.include or self._declared_input.exclude):
-                raise InputError(
-                    f"{archive.name} holds samples of {', '.join(sorted(form.suffixes))}, and the files that "
-                    "are no text would be documents, too. Name what is text: --include "
-                    f"'*{min(form.suffixes - form.unread)}'."
-                )
-            return False
-        if not self._media:
+        unread = find_unread_suffixes(archive)
+        if unread is None:
             return False
         if self._spool is not None and self._spool.holds(archive.path):
             raise InputError(
                 f"{archive.name} holds samples of a WebDataset, and can be read only once, but their media are read "
                 "again when batches are made. Write it to a file, and name that file."
             )
-        self._unread_suffixes |= form.unread
+        self._unread_suffixes |= unread
         detection = FileDetection("webdataset", archive.compression)
         self._append(archive.path, archive.name, file_status, detection, None)
         return True

@@ -5,7 +5,7 @@ A folder is refused if only some of its files are named as a held-out split.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -203,9 +203,8 @@ def select_split(
         is_record and n not in held for n, is_record in enumerate(are_records)
     )
     if wanted and wanted != ALL_SPLITS:
-        if wanted in tree.configurations:
-            raise InputMissingError(f"{label} has a configuration {wanted!r}: write --input-split {wanted}/{TRAIN}.")
-        _check_presence(folders, wanted, label, has_others=len(paths) > sum(map(_count_files, folders)))
+        has_others = len(paths) > sum(map(_count_files, folders))
+        _check_presence(folders, wanted, tree.configurations, label, has_others=has_others)
     named_texts: list[str] = []
     for folder in folders:
         name = f"{label}/{folder.path}".rstrip("/")
@@ -240,12 +239,17 @@ def _count_files(folder: DatasetFolder) -> int:
     return sum(map(len, folder.splits.values())) + len(folder.others) + len(folder.metadata)
 
 
-def _check_presence(folders: Sequence[DatasetFolder], wanted: str, label: str, *, has_others: bool) -> None:
+def _check_presence(
+    folders: Sequence[DatasetFolder], wanted: str, configurations: AbstractSet[str], label: str, *, has_others: bool
+) -> None:
     known = list(dict.fromkeys(split for folder in folders for split in folder.splits))
     if wanted in known or (wanted == TRAIN and (has_others or any(folder.others for folder in folders))):
         return
     fact = f"it has {', '.join(known)}" if known else "no card and no name of a folder or file defines a split"
-    raise InputMissingError(f"{label} has no split {wanted!r}: {fact}{suggest(wanted, known)}.")
+    remedy = suggest(wanted, known)
+    if wanted in configurations:
+        remedy = f"; the card has a configuration of this name: write --input-split {wanted}/SPLIT"
+    raise InputMissingError(f"{label} has no split {wanted!r}: {fact}{remedy}.")
 
 
 def _select(selection: SplitSelection, folder: DatasetFolder, wanted: str, name: str) -> None:
@@ -294,7 +298,7 @@ class _FileTree:
     """Files below an input, by folders.
 
     Attributes:
-        configurations: of the cards that were read.
+        configurations: names of those of the cards that were read.
     """
 
     def __init__(

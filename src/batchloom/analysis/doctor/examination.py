@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +50,7 @@ from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
+    WHOLE_TEXTS,
     DocumentEncoder,
     EncodedBatch,
     PlacedMedium,
@@ -574,6 +575,9 @@ class Examination:
         for group in groups:
             if group.record_parser and not group.fault and (group.record_parser.detected or not texts):
                 schemas.setdefault(group.record_parser.detected or "plain text", group.sources[0].name)
+        whole = [group.sources[0].name for group in groups if not group.fault and _is_text(group)]
+        if whole and self._recipe.chat.max_tokens is not None:
+            self._warnings.append(f"{WHOLE_TEXTS} {format_list(whole, 1)}.")
         if len(schemas) > 1:
             listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:MAX_LISTED])
             self._warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
@@ -585,6 +589,10 @@ class Examination:
             count, reason = max(self._reasons.values(), key=lambda count_and_reason: count_and_reason[0])
             return f"The input gives no document: {format_count(count, 'record')} cannot be used ({reason})."
         return "The input gives no document: name other inputs, or leave fewer out."
+
+
+def _is_text(group: SourceGroup) -> bool:
+    return group.record_parser is not None and group.record_parser.record_kind == "text"
 
 
 def _spread_over_files(bad: Sequence[BadFacts]) -> tuple[BadFacts, ...]:
@@ -659,22 +667,26 @@ def _weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], N
 
 
 def _distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
-    """Assign each group the bytes it represents, including unsampled sources."""
+    """Assign each group the files and bytes it represents, with unsampled sources."""
 
     def get_form(source: Source) -> tuple[str, str | None, bool]:
         return source.kind, source.compression, sample.is_small(source)
 
-    total: Counter[object] = Counter()
-    sampled_bytes: Counter[object] = Counter()
-    for source in sources:
-        total[get_form(source)] += source.size
+    def count_sources(counted: Iterable[Source]) -> tuple[Counter[object], Counter[object]]:
+        files: Counter[object] = Counter()
+        sizes: Counter[object] = Counter()
+        for source in counted:
+            files[get_form(source)] += 1
+            sizes[get_form(source)] += source.size
+        return files, sizes
+
+    damaged = {source.name for source, _ in sample.damaged}
+    all_files, all_bytes = count_sources(source for source in sources if source.name not in damaged)
+    sampled_files, sampled_bytes = count_sources(source for group in groups for source in group.sources)
     for group in groups:
-        for source in group.sources:
-            sampled_bytes[get_form(source)] += source.size
-    for group in groups:
-        group.bytes = sum(
-            source.size * total[get_form(source)] / sampled_bytes[get_form(source)] for source in group.sources
-        )
+        forms = [(get_form(source), source.size) for source in group.sources]
+        group.files = sum(all_files[form] / sampled_files[form] for form, _ in forms)
+        group.bytes = sum(size * all_bytes[form] / sampled_bytes[form] for form, size in forms)
         if sample.complete:
             group.read_bytes = group.bytes
 

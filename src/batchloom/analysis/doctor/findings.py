@@ -81,7 +81,7 @@ class SourceFacts:
     Attributes:
         name: name of the source; of several, of the first.
         path: path or URL of that source.
-        files: number of sources that were sampled.
+        files: number of sources; estimated in a sample.
         format: ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow``, ``text`` or ``code``.
         compression: compression format; None if uncompressed.
         bytes: listed bytes they stand for.
@@ -331,6 +331,8 @@ class SourceGroup:
     # Listed bytes the sources stand for, and how many of them were read.
     bytes: float = 0.0
     read_bytes: float = 0.0
+    # Listed files that the sources stand for.
+    files: float = 0.0
     seconds: float = 0.0
     records: int = 0
     documents: int = 0
@@ -417,7 +419,7 @@ class SourceGroup:
         return SourceFacts(
             name=first.name,
             path=redact_url(first.file) if is_url(first.file) else first.file,
-            files=len(self.sources),
+            files=round(self.files),
             format=first.kind,
             compression=first.compression,
             bytes=round(self.bytes),

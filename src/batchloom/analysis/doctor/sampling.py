@@ -90,20 +90,24 @@ class InputSample:
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
         self.parts: list[SampledPart] = []
         self.damaged: list[tuple[Source, DamagedFileError]] = []
-        remaining = list(sources)
-        while remaining:
-            try:
-                self.parts = self._select_parts(remaining)
-                break
-            except DamagedFileError as error:
-                self.damaged.append((next(source for source in remaining if source.name == error.name), error))
-                remaining.remove(self.damaged[-1][0])
-
-    def _select_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
-        """Select what is read, which opens tables."""
+        # Opening thousands of tables would take longer than the sample.
+        is_tried = self.complete or len(sources) <= _MAX_SAMPLED_FILES
+        usable = list(filter(self._is_usable, sources)) if is_tried else sources
         if self.complete:
-            return [(part, None) for unit in plan_units(sources, self.rules) for part in unit.parts]
-        return self._select_sample_parts(sources)
+            self.parts = [(part, None) for unit in plan_units(usable, rules) for part in unit.parts]
+        elif usable:
+            self.parts = self._select_sample_parts(usable)
+
+    def _is_usable(self, source: Source) -> bool:
+        """Return whether a source can be opened if it is a table; keep its error."""
+        if choose_read_method(source, self.rules) != "table":
+            return True
+        try:
+            self._table(source)
+        except DamagedFileError as error:
+            self.damaged.append((source, error))
+            return False
+        return True
 
     def _select_sample_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         """Select positions in large files, complete small files, and one file per format.

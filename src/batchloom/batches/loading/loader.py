@@ -457,7 +457,8 @@ class Loader:
         A stream does not know the other ranks' rows and raises.
         """
         if self._stream is not None:
-            raise make_random_access_error(str(step))
+            raise make_random_access_error(quote_value(step))
+        step = as_step(step)
         # An edit in between would pass rows of one plan to the store of another.
         with self._turn:
             if is_replicated(self.store):

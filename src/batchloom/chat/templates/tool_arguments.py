@@ -70,11 +70,13 @@ def describe_results(messages: list[dict[str, Any]]) -> tuple[str, ...]:
         if message is not None and message.get("role") == "tool":
             results.append(message.get("tool_call_id"))
             continue
-        if None not in calls and None not in results:
-            order = [calls.index(result) for result in results if result in calls]
-            # At the end of a conversation calls are what it trains.
-            is_missing = (message is not None or bool(results)) and not set(calls) <= set(results)
-            changes += [_UNKNOWN_RESULTS] * (not known.issuperset(results))
+        if None not in calls:
+            named = [result for result in results if result is not None]
+            order = [calls.index(result) for result in named if result in calls]
+            # At the end of a conversation calls are what it trains. A result without an id may be that of any call.
+            unanswered = len(set(calls) - set(named)) - results.count(None)
+            is_missing = (message is not None or bool(results)) and unanswered > 0
+            changes += [_UNKNOWN_RESULTS] * (not known.issuperset(named))
             changes += [_UNORDERED_RESULTS] * (order != sorted(order))
             changes += [_MISSING_RESULTS] * is_missing
         calls = [call.get("id") for call in message.get("tool_calls") or []] if message is not None else []

@@ -10,6 +10,7 @@ from .document_encoder import (
 )
 from .record_parsers import (
     TEMPLATED_KINDS as TEMPLATED_KINDS,
+    WHOLE_TEXTS as WHOLE_TEXTS,
     RecordParser as RecordParser,
     RecordParsers as RecordParsers,
     check_one_objective as check_one_objective,

@@ -70,6 +70,7 @@ RecordKind = Literal[
 TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels", "prompts"})
 # Schema description of a text column named "text".
 PLAIN_TEXT_NOTE = "text -> plain text"
+WHOLE_TEXTS = "max_tokens is for conversations; texts stay whole, as those of"
 # Schema description of texts next to media of the same name.
 CAPTIONS_NOTE = "texts next to media of the same name -> text with media"
 _SAMPLE_RECORDS = 100

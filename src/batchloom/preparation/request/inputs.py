@@ -67,7 +67,6 @@ _PRESET = "fineweb-edu"
 _MAX_LISTED = 5
 # Share of the data files or bytes of an input that may be left out.
 _MAX_UNREAD = 0.01
-_MAX_LISTED_FILES = 10
 _DEFAULT_TOKENIZER = "gpt2"
 _MAX_OPTION_LENGTH = 80
 
@@ -642,7 +641,9 @@ def leave_out_unfit(
         unfit_bytes, first = sum(source.size for source, _ in errors), errors[0][1]
         is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
         if is_too_much and not recipe.reading.allow_skipped:
-            raise _make_unfit_error([error for _, error in errors], len(sizes)) from first
+            others = len(unfit) < len(listing.sources)
+            remedy = "; --allow-skipped leaves such files out" if others else ""
+            raise _make_unfit_error([error for _, error in errors], remedy) from first
         count = format_count(len(errors), "file")
         notes.append(f"Left out of {label}: {count} that cannot be read, first {str(first).rstrip('.')}.")
     names = {source.name for source, _ in unfit}
@@ -652,16 +653,28 @@ def leave_out_unfit(
     return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes))
 
 
-def _make_unfit_error(errors: Sequence[InputError], files: int) -> InputError:
-    """Return the error for too many files of an input that cannot be read."""
-    first, remedy = errors[0], "; --allow-skipped leaves such files out" if len(errors) < files else ""
+def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
+    """Return the error for too many files that cannot be read; it lists the first."""
+    first = errors[0]
+    reason = f"{str(first).rstrip('.')}{remedy}."
+    if len(errors) > 1:
+        lines = [f"  {error}" for error in errors[:_MAX_LISTED]]
+        lines += [f"  and {len(errors) - _MAX_LISTED:,} more"] if len(errors) > _MAX_LISTED else []
+        reason = "\n".join([f"{len(errors):,} files cannot be read{remedy}:", *lines])
     if isinstance(first, SchemaError):
-        return SchemaError(f"{first}{remedy}", first.columns, first.suggestion)
-    if len(errors) == 1:
-        return DamagedFileError(f"{str(first).rstrip('.')}{remedy}.")
-    listed = "\n".join(f"  {error}" for error in errors[:_MAX_LISTED_FILES])
-    more = f"\n  and {len(errors) - _MAX_LISTED_FILES:,} more" if len(errors) > _MAX_LISTED_FILES else ""
-    return DamagedFileError(f"{len(errors):,} of {files:,} files cannot be read{remedy}:\n{listed}{more}")
+        return SchemaError(reason, first.columns, first.suggestion)
+    return DamagedFileError(reason)
+
+
+def suggest_exclusion(error: DamagedFileError, listing: SourceListing, recipe: Recipe) -> DamagedFileError:
+    """Return the error of a file with the option that leaves it out."""
+    source = next((source for source in listing.sources if source.name == error.name), None)
+    if source is None or is_named(source, recipe):
+        return error
+    name = source.name if source.member is None else source.member.archive.name
+    # A comma separates patterns.
+    pattern = re.sub(r"[\[*?]", r"[\g<0>]", name).replace(",", "?")
+    return DamagedFileError(f"{error} To leave it out: --exclude {shlex.quote(pattern)}", error.name)
 
 
 def _describe_input(recipe: Recipe, number: int) -> str:

@@ -779,7 +779,6 @@ CHAT_SHORT_FORMS: dict[str, Callable[[Any], Any]] = {
 _OTHER_NAMES = {
     **dict.fromkeys(("num_proc", "num_workers", "n_workers"), "workers"),
     **dict.fromkeys(("text_column", "text_key", "json_keys", "content_key"), "text_field"),
-    **dict.fromkeys(("output_dir", "output_folder", "output_path"), "out"),
     **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path", "tokenizer_path"), "tokenizer"),
     "split": "input_split",
     "chat_template": "template",
@@ -799,5 +798,5 @@ def check_option_names(function: str, options: Mapping[str, object], declared: t
     for name in options:
         if name not in names:
             other = _OTHER_NAMES.get(name, "")
-            meant = f"; give {other}" if other == "out" or other in names else suggest(name, names)
+            meant = f"; give {other}" if other in names else suggest(name, names)
             raise TypeError(f"{function}() has no argument {name!r}{meant}")

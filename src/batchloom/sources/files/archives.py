@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal, Self, cast, final
 
-from batchloom.core.errors import InputError
+from batchloom.core.errors import DamagedFileError, InputError
 from batchloom.core.files import RangeFile, describe_os_error, to_mid_sentence
 from batchloom.sources.files.file_opening import (
     Compression,
@@ -23,7 +23,6 @@ from batchloom.sources.files.file_opening import (
     ReadOnlyFile,
     make_decompressor,
     open_location,
-    suggest_exclude,
 )
 
 ArchiveKind = Literal["zip", "tar"]
@@ -138,9 +137,10 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
             # zipfile reports missing remote bytes as a file that is no zip.
             raise error.__context__ from None
         reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
-        raise InputError(
+        raise DamagedFileError(
             f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it "
-            f"out{suggest_exclude(archive.name)}."
+            "out.",
+            archive.name,
         ) from error
     except OSError as error:
         raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error
@@ -207,7 +207,7 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
     except MissingEndMarkerError:
         raise DecompressionError("it is an empty file, not a tar archive") from None
     with tar_file:
-        while (entry := _read_next_header(tar_file)) is not None:
+        while (entry := _read_next_header(tar_file, is_compressed=archive.compression is not None)) is not None:
             # Otherwise tarfile keeps every member in memory.
             tar_file.members = []  # type: ignore[attr-defined]
             if entry.isdir():
@@ -224,14 +224,22 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
         pass
 
 
-def _read_next_header(tar_file: tarfile.TarFile) -> tarfile.TarInfo | None:
-    """Return the next member; None at the end, which may lack its marker."""
+def _read_next_header(tar_file: tarfile.TarFile, *, is_compressed: bool) -> tarfile.TarInfo | None:
+    """Return the next member; None at the end.
+
+    The checksum of a compressed tar shows that it is complete without an end marker.
+    """
     try:
         return tar_file.next()
     except MissingEndMarkerError:
         if tar_file.fileobj is not None and tar_file.fileobj.tell() > tar_file.offset:
             # The header of a long name or of extended attributes was read, and its file is missing.
             raise DecompressionError("it is cut short") from None
+        if not is_compressed:
+            raise DecompressionError(
+                "it ends without an end marker, so files may be missing; if its writer omits the marker, add it: "
+                "truncate -s +1024 FILE"
+            ) from None
         return None
 
 

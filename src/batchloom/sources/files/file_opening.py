@@ -14,7 +14,6 @@ import itertools
 import lzma
 import os
 import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from isal import igzip, isal_zlib
 
 from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import InputError
-from batchloom.core.files import decode_file_name, to_mid_sentence, wrap_os_errors
+from batchloom.core.files import to_mid_sentence, wrap_os_errors
 from batchloom.remote import (
     PAGE_CACHE,
     RemoteFault,
@@ -93,12 +92,6 @@ def get_suffix(name: str) -> str:
     last = name.rstrip("/").rpartition("/")[2]
     dot = last.rfind(".")
     return last[dot:] if 0 < dot < len(last) - 1 else ""
-
-
-def suggest_exclude(name: str) -> str:
-    """Return the option that leaves a file of a folder out, in parentheses."""
-    folder, _, base_name = decode_file_name(name).rpartition("/")
-    return f" (--exclude {shlex.quote(base_name)})" if folder else ""
 
 
 Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]

@@ -24,7 +24,6 @@ from batchloom.sources.files.file_opening import (
     detect_compression,
     make_decompressor,
     open_location,
-    suggest_exclude,
 )
 
 T = TypeVar("T")
@@ -521,17 +520,17 @@ class PartStream:
         if actual_compression == expected_compression or len(start) < _MAGIC_BYTES:
             return None
         remedy = f"give it the suffix of {actual_compression}" if actual_compression else "fetch it again"
-        return InputError(
+        return DamagedFileError(
             f"{name} does not begin like {expected_compression}: rename it to {name.rpartition('.')[0]} if it is not "
-            f"compressed, else {remedy}."
+            f"compressed, else {remedy}.",
+            name,
         )
 
     def _make_data_error(self, problem: str) -> InputError:
         packing = self.source.compression or "archived"
         return DamagedFileError(
             f"{self.source.name} {problem}: its {packing} data ends or fails at byte {self._file.tell():,} of "
-            f"{self.source.size:,}; fetch or compress the file again, or leave it out"
-            f"{suggest_exclude(self.source.name)}.",
+            f"{self.source.size:,}; fetch or compress the file again, or leave it out.",
             self.source.name,
         )
 

@@ -35,7 +35,6 @@ from batchloom.sources.files.file_opening import (
     detect_compression,
     get_suffix,
     make_decompressor,
-    suggest_exclude,
 )
 from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
@@ -183,7 +182,7 @@ FORMATS = {
             sniffed=True,
         ),
         SourceFormat("warc", "a web archive", parse_suffixes("warc wet"), "warc"),
-        # A tar holds samples if its first files do; see ``detect_samples``.
+        # A tar holds samples if its first files do; see ``find_unread_suffixes``.
         SourceFormat("webdataset", "samples of a WebDataset", frozenset(), "samples"),
         SourceFormat("text", "plain text", parse_suffixes("txt text md markdown mdx rst log tex asc adoc org wiki")),
         SourceFormat(
@@ -254,11 +253,14 @@ FIRST_LINE_BYTES = 1 << 20
 
 _XML = ".xml"
 _INDEX_LABELS = frozenset(parse_suffixes("cdx cdxj wat")) | {"index of a web archive"}
+# Labels beside the files of a sample, as webdataset decodes them, and the address it came from.
+_LABEL_SUFFIXES = frozenset(parse_suffixes("cls cls2 class count index inx id url"))
 _NO_TABLE_REMEDY = "rename it to end in .txt if it is meant as text, else fetch it again"
 _FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
 _IMPORT_REMEDY = "it holds token ids: batchloom import reads them"
 _TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
 _UNREADABLE_REMEDIES = {
+    **dict.fromkeys(_LABEL_SUFFIXES, "labels are no documents: name the texts, or rename it to end in .txt"),
     **dict.fromkeys(parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
     **dict.fromkeys(parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
     **dict.fromkeys(parse_suffixes("ds npy"), _IMPORT_REMEDY),
@@ -370,7 +372,8 @@ def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str 
 
 def holds_data(verdict: FileDetection) -> bool:
     """Return whether a file that is not read holds data, by its label."""
-    return verdict.kind is None and not verdict.label.startswith("binary") and verdict.label not in _INDEX_LABELS
+    no_data = verdict.label.startswith("binary") or verdict.label in _INDEX_LABELS | _LABEL_SUFFIXES
+    return verdict.kind is None and not no_data
 
 
 def needs_content(name_detection: FileDetection | None) -> bool:
@@ -630,8 +633,7 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry, encoding: str) ->
     except (DecompressionError, EOFError, tarfile.TarError) as error:
         name = f"{archive.name}/{entry.name}"
         raise InputError(
-            f"{name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive again, or leave it "
-            f"out{suggest_exclude(name)}."
+            f"{name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive again, or leave it out."
         ) from error
 
 

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from batchloom.core.document import BadRecord, JsonObject, Records
 from batchloom.core.errors import DamagedFileError, InputError, RecordError
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
-from batchloom.sources.files.file_opening import ReadOnlyFile, find_local_path, suggest_exclude
+from batchloom.sources.files.file_opening import ReadOnlyFile, find_local_path
 from batchloom.sources.files.part_stream import ReadRules, Source
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
@@ -526,7 +526,7 @@ def _wrap_arrow_errors(source: Source) -> Iterator[None]:
             ) from error
         raise DamagedFileError(
             f"{source.name} is not a valid {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it again, or "
-            f"leave it out{suggest_exclude(source.name)}.",
+            "leave it out.",
             source.name,
         ) from error
 

@@ -22,7 +22,6 @@ from typing import BinaryIO, cast, final
 from batchloom.core.errors import DamagedFileError, InputError
 from batchloom.core.files import RangeFile
 from batchloom.core.process_state import is_worker
-from batchloom.sources.files.file_opening import suggest_exclude
 from batchloom.sources.files.part_stream import ReadRules, Source
 
 # The search path is set before anything of batchloom is imported.
@@ -68,8 +67,7 @@ class _ProbeProcess:
                 raise DamagedFileError(
                     f"{source.name} is damaged or has encrypted columns: the parser of {source.kind} files crashed "
                     f"on it ({signal.Signals(-status).name if status < 0 else f'exit code {status}'}). "
-                    "Write the file again from its source, without encryption, or leave it "
-                    f"out{suggest_exclude(source.name)}.",
+                    "Write the file again from its source, without encryption, or leave it out.",
                     source.name,
                 )
             self._survived.add(key)

@@ -6,11 +6,10 @@ Media of an uncompressed local tar are referenced by offset; those of other tars
 
 import re
 import tarfile
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple, cast, final
+from typing import Any, BinaryIO, cast, final
 
 import msgspec
 
@@ -37,30 +36,14 @@ _TRUNCATED = "it is cut short"
 _TAR_ERRORS = (tarfile.TarError, EOFError, DecompressionError, OSError, ValueError, OverflowError)
 
 
-class SampleForm(NamedTuple):
-    """Form of the first samples of a tar.
+def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
+    """Return the unread suffixes in the first samples of a tar; None if no samples.
 
-    Attributes:
-        suffixes: of all their files.
-        unread: those that are neither media nor text.
-        has_media: False for samples of texts and labels.
-    """
-
-    suffixes: frozenset[str]
-    unread: frozenset[str]
-    has_media: bool
-
-
-def detect_samples(archive: Archive) -> SampleForm | None:
-    """Return the form of the first samples of a tar; None if it holds other files.
-
-    A tar holds samples if one of its first files has the name of a medium, or if they are several samples with the same
-    suffixes, among them one of a text.
+    A tar holds samples if one of its first files has the name of a medium.
     """
     if archive.kind != "tar":
         return None
-    has_medium = False
-    suffixes_by_key: dict[str, set[str]] = defaultdict(set)
+    unread, has_medium = set(), False
     try:
         with (
             open_location(archive.path, archive.size, archive.mtime_ns) as file,
@@ -69,23 +52,15 @@ def detect_samples(archive: Archive) -> SampleForm | None:
             for _ in range(_SNIFFED_ENTRIES):
                 if (entry := tar_file.next()) is None:
                     break
-                if not entry.isreg() or not (match := _NAME_PATTERN.fullmatch(entry.name)):
+                if not entry.isreg() or not _NAME_PATTERN.fullmatch(entry.name):
                     continue
-                has_medium = has_medium or detect_medium_kind(entry.name) is not None
-                suffixes_by_key[match[1]].add(get_suffix(entry.name).lower())
+                is_medium, suffix = detect_medium_kind(entry.name) is not None, get_suffix(entry.name).lower()
+                has_medium = has_medium or is_medium
+                if not is_medium and suffix not in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
+                    unread.add(suffix)
     except _TAR_ERRORS:
-        # Reading it will say what is damaged.
-        if not has_medium:
-            return None
-    suffixes = frozenset().union(*suffixes_by_key.values())
-    read = {_RECORD_SUFFIX, *_TEXT_SUFFIXES}
-    unread = frozenset(suffix for suffix in suffixes - read if detect_medium_kind(f"x{suffix}") is None)
-    # The last sample may go on after the files that were read.
-    complete = list(suffixes_by_key.values())[:-1]
-    are_alike = len(complete) > 1 and all(part == suffixes for part in complete)
-    if has_medium or (are_alike and unread and suffixes & read):
-        return SampleForm(suffixes, unread, has_medium)
-    return None
+        return frozenset() if has_medium else None
+    return frozenset(unread) if has_medium else None
 
 
 def _open_tar(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
