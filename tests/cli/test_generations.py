@@ -29,7 +29,7 @@ def test_log_has_a_line_a_generation(store, tmp_path, capsys):
     assert first_line.split()[:2] == ["1", "prepared"]
     assert "20 documents, 500 tokens, 1 source added (given), 2026-11-21T10:00:00" in first_line
     assert "25 documents, 630 tokens, 1 source added (more/b.jsonl)" in second_line
-    assert "20 documents, 500 tokens, sources more/*, 20" in third_line
+    assert "20 documents left, 500 tokens, sources more/*, 20" in third_line
     assert run_command_line(["log", store, "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert [entry["made"] for entry in entries] == ["prepared", "appended", "removed"]

@@ -110,7 +110,7 @@ def test_a_tokenizer_object_is_its_files(tmp_path):
         (pd.DataFrame([["a", "b"]], columns=["text", "text"]), InputError, "Duplicate column names"),
         ([pd.DataFrame(ROWS)], SettingsError, "a list of tables; give one table"),
         (iter(["data/*.jsonl"]), InputMissingError, "data/"),
-        (TEXTS, SettingsError, r"'row 0' is neither path nor glob; give texts as iter\(texts\) or \{'text': ...\}"),
+        (TEXTS, SettingsError, r"'row 0' is neither path nor glob; give texts as iter\(texts\), or rows"),
         (["a.txt"], InputMissingError, "There is no file or folder a.txt"),
         ({"one text", "another"}, SettingsError, "a set has no order"),
     ],

@@ -168,6 +168,14 @@ _OPTIONS = {
     "model.init": "--init",
     "tokenizer_name": "--tokenizer",
 }
+# Options of other programs, and the one of ours that is meant where a command has it.
+_OTHER_OPTIONS = {
+    **dict.fromkeys(("--num-proc", "--num-workers"), "--workers"),
+    **dict.fromkeys(("--text-column", "--json-keys", "--text-key"), "--text-field"),
+    **dict.fromkeys(("--max-steps", "--steps", "--train-iters"), "--max-iters"),
+    "--learning-rate": "--lr",
+    "--output-dir": "--out",
+}
 # Options that take several names.
 _LIST_OPTIONS = frozenset(("carry", "clean", "exclude", "ignore", "include"))
 # Variable by which a shell asks for completions.
@@ -204,7 +212,13 @@ class SectionedCommand(click.Command):
         if ctx.resilient_parsing:
             # A shell completes the line.
             return super().parse_args(ctx, args)
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except click.NoSuchOption as error:
+            meant = _OTHER_OPTIONS.get(error.option_name)
+            if meant is None or not any(meant in param.opts for param in self.get_params(ctx)):
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant!r}?", ctx) from error
         counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
         for param, times in counts.items():
             if times > 1 and not (param.multiple or param.count or param.is_eager):

@@ -26,7 +26,8 @@ def log(
 
 def _format_log_entry(entry: GenerationLogEntry) -> str:
     documents, tokens = sum(entry.documents.values()), sum(entry.tokens.values())
-    facts = [format_count(documents, "document"), format_count(tokens, "token")]
+    left = " left" if entry.made == "removed" else ""
+    facts = [format_count(documents, "document") + left, format_count(tokens, "token")]
     if entry.sources:
         facts.append(f"{format_count(len(entry.sources), 'source')} added ({format_list(entry.sources, 1)})")
     if entry.selected:

@@ -245,7 +245,7 @@ def _check_presence(
     known = list(dict.fromkeys(split for folder in folders for split in folder.splits))
     if wanted in known or (wanted == TRAIN and (has_others or any(folder.others for folder in folders))):
         return
-    fact = f"it has {', '.join(known)}" if known else "no card and no name of a folder or file defines a split"
+    fact = f"it has {', '.join(known)}" if known else "no card and no name defines one, so leave --input-split out"
     remedy = suggest(wanted, known)
     if wanted in configurations:
         remedy = f"; the card has a configuration of this name: write --input-split {wanted}/SPLIT"

@@ -156,6 +156,9 @@ class Batch(dict[str, Any]):
         def __getitem__(self, key: str, /) -> Any: ...
         def __getitem__(self, key: str, /) -> Any: ...
 
+    def __missing__(self, key: str) -> NoReturn:
+        raise KeyError(f"{key!r} is no key of a batch; it has {', '.join(self)}")
+
     def __getattr__(self, name: str) -> NoReturn:
         remedy = f"; write batch[{name!r}]" if name in self else ""
         raise AttributeError(f"a batch has no attribute {name!r}{remedy}", name=name, obj=self)

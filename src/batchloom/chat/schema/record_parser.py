@@ -36,6 +36,7 @@ from batchloom.chat.schema.schemas import (
     Row,
     Schema,
     SchemaForm,
+    format_columns,
     get_column_value,
     is_non_empty,
     make_column_lookup,
@@ -233,11 +234,21 @@ class SchemaReader:
         if self._schema.names is not None:
             row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
+            self._check_form(row)
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
         record = self._read_form(row)
         weight = self._weight.get(row)
         return _weigh_record(record, self._parse_weight(row, weight)) if is_non_empty(weight) else record
+
+    def _check_form(self, row: Row) -> None:
+        """Refuse a record that has no column of the schema, for which no option helps."""
+        read = top_level_columns(name for names in self._schema.columns.values() for name in names)
+        if read.isdisjoint(row):
+            raise UnusableRecordError(
+                f"the record has {format_columns(row)}, and the first records were {self._schema.description}: give "
+                "the records of each form a file of their own"
+            )
 
     def _parse_weight(self, row: Row, value: Any) -> float:
         if self._has_text_numbers and isinstance(value, str):

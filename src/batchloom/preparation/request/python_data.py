@@ -117,7 +117,7 @@ def _names_files(inputs: Any) -> bool:
     if _is_hf_dataset(first) or _is_arrow_stream(first):
         raise SettingsError(["inputs: a list of tables; give one table"])
     if isinstance(first, str) and not _is_name(first) and len(first.split()) > 1:
-        problem = f"inputs: {quote_value(first)} is neither path nor glob; give texts as iter(texts) or {{'text': ...}}"
+        problem = f"inputs: {quote_value(first)} is neither path nor glob; give texts as iter(texts), or rows"
         raise SettingsError([problem])
     return not isinstance(first, Mapping)
 

@@ -462,8 +462,8 @@ class PartStream:
             raise
         except UnicodeError as error:
             raise InputError(
-                f"{self.source.name} cannot be read as {self.source.encoding} ({error}): name its own encoding in a "
-                "manifest (encoding: utf-8), give another --encoding, or leave it out."
+                f"{self.source.name} cannot be read as {self.source.encoding} ({error}): give another --encoding, name "
+                "its own encoding in a manifest (encoding: NAME), or leave it out."
             ) from error
         except OSError as error:
             raise InputError(f"{self.source.name} cannot be read: {describe_os_error(error)}.") from error
