@@ -112,6 +112,7 @@ _MARKUP = {
     (".svg",): ("SVG drawings", "--exclude '*.svg' leaves them out"),
     (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
 }
+_MARKUP_SUFFIXES = tuple(suffix for suffixes in _MARKUP for suffix in suffixes)
 _DAMAGED = FileDetection(None, None, "damaged", "fetch or pack it again")
 _BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 # Folders in the cache of huggingface_hub: of a repository, of its revisions, and of one revision.
@@ -184,7 +185,8 @@ class SourceListing:
     @property
     def bytes(self) -> int:
         """Total size of all files on disk."""
-        return sum(source.size for source in self.sources)
+        sources = self.sources
+        return sources.bytes if isinstance(sources, SourceTable) else sum(source.size for source in sources)
 
 
 def list_sources(
@@ -769,7 +771,7 @@ class _SourceLister:
         """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
         if not stat.S_ISREG(file_status.st_mode):
             self._skipped_counts["special files"] += 1
-        elif not self._choice.selects(redact_url(name), self._declared_input.include, self._declared_input.exclude):
+        elif not self._choice.selects(name, self._declared_input.include, self._declared_input.exclude):
             self._skipped_counts[NOT_SELECTED] += 1
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1
@@ -874,7 +876,7 @@ class _SourceLister:
         return True
 
     def _count_markup(self, name: str, kind: str) -> None:
-        if kind in ("text", "code"):
+        if kind in ("text", "code") and name.endswith(_MARKUP_SUFFIXES):
             self._markup.update(suffixes for suffixes in _MARKUP if name.endswith(suffixes))
 
     def _note_other_kind(self, name: str, name_detection: FileDetection | None, kind: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import final
 
+from batchloom.core.addresses import redact_url
+
 # Count of files that patterns leave out, in the notes of a listing.
 NOT_SELECTED = "by --include or --exclude"
 _MAX_DOUBLE_STARS = 6
@@ -31,6 +33,7 @@ class FileChoice:
         """Return whether a file is read; ``name`` begins with the root, but for a glob."""
         if not (include or exclude):
             return True
+        name = redact_url(name)
         included = self._find_matches(name, "--include", include)
         excluded = self._find_matches(name, "--exclude", exclude)
         return (included or not include) and not excluded

@@ -346,18 +346,9 @@ class SourceTable(CompactSequence[Source]):
 
 
 def _make_source(name: str, path: str, size: int, mtime_ns: int, traits: SourceTraits) -> Source:
-    return Source(
-        name,
-        path,
-        traits.kind,
-        traits.compression,
-        size,
-        mtime_ns,
-        revision=traits.revision,
-        input=traits.input,
-        encoding=traits.encoding,
-        subset=traits.subset,
-    )
+    # Keywords and attributes would double the time, and doctor makes each source several times.
+    kind, compression, revision, input_number, encoding, subset = traits
+    return Source(name, path, kind, compression, size, mtime_ns, None, revision, input_number, None, encoding, subset)
 
 
 @final
