@@ -67,8 +67,8 @@ bench: .venv-bench/.bench
 .venv/.test: .venv/bin/python $(INSTALLED)
 	@echo "Installing batchloom and what its tests need into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
-# They want older versions of what is tested beside them, and the tests read files of axolotl only.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchtitan axolotl mistral-common pydantic-extra-types pycountry
+# They want older versions of what is tested beside them; the tests read files of axolotl, which import the last two.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchtitan axolotl mistral-common pydantic-extra-types pycountry colorama addict
 	touch $@ .venv/.demo
 
 # A virtual environment of its own: a peer brings torchvision, which breaks transformers beside a CPU torch.

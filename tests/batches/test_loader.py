@@ -520,6 +520,9 @@ def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
 def test_arrays_as_attributes_and_a_state_of_none(tmp_path):
     loader = batchloom.Loader(write_store(tmp_path / "s", [[1, 256]]), seq_len=8, global_batch_size=1)
     batch = next(iter(loader))
+    with pytest.raises(KeyError, match=r"'input_id' is no key of a batch; it has input_ids, labels, position_ids"):
+        batch["input_id"]
+    assert batch.get("input_id") is None
     with pytest.raises(AttributeError, match=r"write batch\['input_ids'\]"):
         batch.input_ids  # noqa: B018 - raises
     assert pickle.loads(pickle.dumps(batch)).step == 0

@@ -131,6 +131,21 @@ def test_a_value_that_is_no_choice_is_refused_with_a_suggestion(capsys):
     assert capsys.readouterr().err == ("batchloom: --split: 'vall' is none of train, val, test; did you mean 'val'?\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "hint"),
+    [
+        ("prepare", "--num-proc", "Did you mean '--workers'?"),
+        ("prepare", "--text_column", "Did you mean '--text-field'?"),
+        ("train", "--learning-rate", "Did you mean '--lr'?"),
+        ("train", "--max-steps", "Did you mean '--max-iters'?"),
+        ("inspect", "--num-proc", "No such option '--num-proc'"),
+    ],
+)
+def test_an_option_of_another_program_names_ours(command, option, hint, capsys):
+    assert run_command_line([command, "a", option, "3"]) == 2
+    assert hint in capsys.readouterr().err
+
+
 def test_a_table_in_a_pipe_is_complete(capsys):
     assert run_command_line(["datasets"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]

@@ -123,6 +123,16 @@ def test_white_space_of_any_length_between_records_costs_no_memory_and_little_ti
             prepare_store(tmp_path / "a.json", tmp_path / "odd")
 
 
+def test_records_of_another_form_are_named_as_such(tmp_path):
+    """No option reads both: neither a column nor a key is at fault."""
+    rows = [{"question": f"{n}?", "answer": "Yes."} for n in range(150)]
+    call = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    path = write_jsonl(tmp_path / "a.jsonl", [*rows, {"messages": messages, "tools": [call]}])
+    with pytest.raises(TooManyBadRecordsError, match="line 151: the record has 'messages', 'tools', and the first"):
+        prepare_store(path, tmp_path / "s", max_bad=0)
+
+
 def test_the_budget_of_bad_records(tmp_path):
     assert count_allowed_bad("0.1%", 100) == 10
     assert count_allowed_bad("0.1%", 20_000) == 20

@@ -1,6 +1,7 @@
 """--include and --exclude choose the files of folders and archives."""
 
 import gzip
+import shlex
 import tarfile
 
 import pytest
@@ -227,6 +228,29 @@ def test_a_damaged_file_is_left_out_of_a_folder_and_more_are_listed(rows_and_a_t
     batchloom.prepare(rows_and_a_table, out=tmp_path / "t", exclude=f"*{name}", **PREPARE)
     with pytest.raises(DamagedFileError):
         batchloom.prepare([rows_and_a_table, rows_and_a_table / name], out=tmp_path / "u", **PREPARE)
+
+
+def test_a_damaged_archive_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
+    (rows_and_a_table / "x.csv").unlink()
+    (rows_and_a_table / "a.zip").write_bytes(b"PK\x03\x04 broken")
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert result.counts.documents == 150
+    assert any("1 damaged" in note for note in result.notes)
+    with pytest.raises(DamagedFileError, match="not a valid zip archive"):
+        batchloom.prepare(rows_and_a_table / "a.zip", out=tmp_path / "t", **PREPARE)
+
+
+def test_a_file_that_is_damaged_behind_its_beginning_is_named_with_what_leaves_it_out(tmp_path):
+    """It is found when the work has begun."""
+    data = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(400_000)))
+    for name in ("de", "odd[1],x"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "data.jsonl.gz").write_bytes(data if name == "de" else data[: len(data) * 3 // 4])
+    with pytest.raises(DamagedFileError, match="--exclude") as caught:
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "s", **PREPARE)
+    [pattern] = shlex.split(str(caught.value).partition("--exclude ")[2])
+    result = batchloom.prepare(tmp_path / "in", out=tmp_path / "s", exclude=pattern, **PREPARE)
+    assert result.counts.records == 400_000
 
 
 def test_a_named_table_that_fits_no_schema_is_an_error(rows_and_a_table, tmp_path):

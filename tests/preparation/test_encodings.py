@@ -164,7 +164,7 @@ def test_a_file_in_another_encoding_is_no_text(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(make_files(FRENCH)["a.jsonl"].encode("utf-16-le") + b"\n")
     with pytest.raises(
         InputError,
-        match=r"a.jsonl cannot be read as utf-16-le \(.* truncated data\): name its own encoding in a manifest",
+        match=r"a.jsonl cannot be read as utf-16-le \(.* truncated data\): give another --encoding, name its own",
     ):
         prepare_store(tmp_path / "a.jsonl", tmp_path / "out", encoding="utf-16-le")
 

@@ -199,6 +199,31 @@ def test_flat_ids_are_distinguished_from_text(tmp_path):
     assert diagnose(tmp_path / "b.bin").sources[0].format == "text"
 
 
+def test_a_damaged_table_adds_nothing_to_the_counts(tmp_path):
+    # It is sampled, so that what was not read is estimated from the bytes.
+    table = pa.table({"text": [Random(n).randbytes(20_000).hex() for n in range(300)]})
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write_table(folder / "a.parquet", table)
+    alone = diagnose(folder)
+    assert not alone.exact
+    data = (folder / "a.parquet").read_bytes()
+    (folder / "b.parquet").write_bytes(data[: len(data) // 2])
+    diagnosis = diagnose(folder)
+    assert [fault.partition(" is not")[0] for fault in diagnosis.faults] == ["d/b.parquet"]
+    assert (diagnosis.documents, diagnosis.tokens) == (alone.documents, alone.tokens)
+
+
+def test_files_of_a_group_are_counted_and_not_those_that_were_sampled(tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(700):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    write_jsonl(folder / "a.jsonl", [{"text": "x"}])
+    files = {source.format: source.files for source in diagnose(folder).sources}
+    assert files == {"jsonl": 1, "text": 700}
+
+
 def test_faults_have_files_and_lines(tmp_path):
     lines = [json.dumps(row) for row in QUESTIONS]
     lines[4] = '{"question": "cut'
