@@ -5,11 +5,15 @@ import gzip
 import io
 import random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from batchloom import InputError
+import batchloom
+from batchloom import InputError, Plan, PlanSpec, StoreError, check, explain, open_store
 from batchloom.sources import ReadLimits, list_sources
+from batchloom.store import compact_store, remove_documents
 from preparation.stores import prepare_store, read_texts
 from sources.source_reading import read_inputs
 
@@ -180,3 +184,66 @@ def test_dumps_of_other_forms_are_refused_with_their_remedy(tmp_path, name, data
     listing = list_sources([str(tmp_path)])
     assert [source.kind for source in listing.sources] == ["code"]
     assert f"1 {label}" in listing.notes[0]
+
+
+def test_url_and_date_are_beside_the_tokens(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.warc.gz").write_bytes(gzip.compress(ARCHIVE + make_record("response", RESPONSES[0][0])))
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "no web page"}\n')
+    result = prepare_store(tmp_path / "in", tmp_path / "out", val_fraction=0)
+    table = pq.read_table(result.path / "train" / "shard_00000.parquet")
+    dates = ["2020-01-01T00:00:00Z"] * len(RESPONSES)
+    # Duplicates have no row, and the record of another format has nulls.
+    assert table.to_pydict() == {
+        "url": [*(f"http://host/{number}" for number in range(len(RESPONSES))), None],
+        "date": [*dates, None],
+    }
+    store = open_store(result.path, split="train")
+    assert dict(store.provenance.of(1).columns) == {"url": "http://host/1", "date": dates[0]}
+    assert dict(store.provenance.of(len(RESPONSES)).columns) == {}
+    sequences = explain(Plan(store, PlanSpec(seq_len=4096, global_batch_size=1)), 0)
+    spans = {span.document: span for sequence in sequences for span in sequence.spans}
+    assert spans[1].origin.columns["url"] == "http://host/1"
+
+
+def test_columns_stay_with_their_documents(tmp_path):
+    (tmp_path / "a.wet").write_bytes(
+        b"".join(make_record("conversion", t.encode(), number=n) for n, t in enumerate(WET))
+    )
+    (tmp_path / "b.wet").write_bytes(
+        b"".join(make_record("conversion", b"more %d" % n, number=n) for n in range(50, 60))
+    )
+    settings = {"tokens_per_shard": 100, "val_fraction": 0.3}
+    store = tmp_path / "out"
+    batchloom.prepare(tmp_path / "a.wet", out=store, **settings)
+    batchloom.prepare(tmp_path / "b.wet", out=store, append=True, **settings)
+    (tmp_path / "list").write_text("a.wet 5\n")
+    assert remove_documents(store, documents_file=tmp_path / "list").documents == 1
+    compact_store(store)
+    assert not check(store).faults
+    pages = {f"http://host/{n}": text for n, text in [*enumerate(WET), *((n, f"more {n}") for n in range(50, 60))]}
+    del pages["http://host/5"]
+    seen = {}
+    for subset in ("train", "val"):
+        opened = open_store(store, split=subset)
+        assert len(opened.shards) > 1
+        for number in range(len(opened)):
+            seen[opened.provenance.of(number).columns["url"]] = opened.tokenizer.decode(opened[number].ids[:-1])
+    assert seen == pages
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "other rows"])
+def test_damaged_columns_are_named(tmp_path, damage):
+    (tmp_path / "a.wet").write_bytes(make_record("conversion", b"text"))
+    result = prepare_store(tmp_path / "a.wet", tmp_path / "out", val_fraction=0)
+    path = result.path / "train" / "shard_00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    if damage == "other rows":
+        table = pq.read_table(path)
+        pq.write_table(pa.concat_tables([table, table]), path)
+    else:
+        path.write_bytes(data if damage == "flip" else data[:-20])
+    assert any(str(path) in fault for fault in check(result.path).faults)
+    with pytest.raises(StoreError, match=r"shard_00000\.parquet"):
+        open_store(result.path, split="train").provenance.of(0)

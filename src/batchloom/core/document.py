@@ -52,6 +52,7 @@ class Records:
         left_out: number of records that the source or a sample of the input leaves out, by reason.
         weights: weight of the loss of each text; empty if all are 1.
         untrained: indices of the texts of weight 0, which are not among the values.
+        columns: what is kept beside the text of a record, by its index; of records that are not among the values, too.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Records:
     left_out: dict[str, int] = field(default_factory=dict)
     weights: list[float] = field(default_factory=list)
     untrained: list[int] = field(default_factory=list)
+    columns: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def select(self, positions: Sequence[int]) -> None:
         """Keep only the records at these positions."""

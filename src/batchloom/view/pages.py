@@ -202,6 +202,7 @@ class Pages:
                 "stop": window.stop,
                 "source": provenance.source if provenance else None,
                 "position": provenance.position if provenance else None,
+                "columns": provenance.columns if provenance else {},
                 "text": window.text,
                 "ids": [token for group in groups for token in group.ids],
                 "loss_weights": window.loss_weights,

@@ -1,6 +1,6 @@
 """Samples of inputs: parts to examine, and previews of the first documents."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -334,6 +334,9 @@ class MemorySink:
 
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Carried columns are not counted."""
+
+    def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
+        """Columns are not counted."""
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         self.take_bad(part, bad_records)

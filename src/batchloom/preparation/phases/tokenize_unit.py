@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -262,6 +262,9 @@ class DocumentSink(Protocol):
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Add the columns that the next documents carry; none if they carry none."""
 
+    def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
+        """Add the columns of the next records of a part, by record."""
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Add bad records."""
 
@@ -377,6 +380,7 @@ class UnitTokenizer:
             self._report_progress(size=bytes_consumed - consumed, records=record_batch.records_read)
             self._statistics.flow(StepFlow(step="read", bytes_in=bytes_consumed - consumed))
             consumed = bytes_consumed
+            self._files.add_columns(number, record_batch.columns)
             for record_slice, is_suspected in self._isolation.split_batch(number, record_batch):
                 self._ingest_records(number, record_slice, record_parser, is_suspected=is_suspected)
             yield

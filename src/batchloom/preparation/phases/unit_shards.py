@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import msgspec
 import numpy as np
@@ -24,9 +24,12 @@ from batchloom.preparation.phases.duplicate_resolution import (
 )
 from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.unit_files import (
+    COLUMNS_NAME,
     FIELD_NAMES,
     MEDIA_NAMES,
+    UnitColumns,
     concatenate_ranges,
+    read_unit_columns,
     read_unit_fields,
     read_unit_media,
     stored_lengths,
@@ -59,6 +62,9 @@ from batchloom.store.format import (
 )
 from batchloom.store.write import ShardWriter, make_folder, sync_folder
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _CHUNK_TOKENS = 1 << 20
 
 
@@ -68,13 +74,22 @@ class UnitSidecars(NamedTuple):
     signatures: MinHashSignatures | None = None
     media: ShardMedia | None = None
     fields: DocumentFields | None = None
+    columns: UnitColumns | None = None
 
-    def take(self, documents: NDArray[np.int64]) -> "UnitSidecars":
-        """Return the sidecars of some documents, ascending, int64 [D]."""
-        return UnitSidecars(
+    def take(
+        self, documents: NDArray[np.int64], rows: NDArray[np.void]
+    ) -> tuple[MinHashSignatures | None, ShardMedia | None, DocumentFields | None, "pa.Table | None"]:
+        """Return those of some documents.
+
+        Args:
+            documents: their numbers in the unit, ascending, int64 [D].
+            rows: their rows, [D].
+        """
+        return (
             None if self.signatures is None else self.signatures.take(documents),
             None if self.media is None else self.media.take(documents),
             None if self.fields is None else self.fields.take(documents),
+            None if self.columns is None else self.columns.take(rows),
         )
 
 
@@ -194,6 +209,7 @@ def _delete_temporary_files(folder: Path) -> None:
             SIGNATURES_NAME,
             *MEDIA_NAMES,
             *FIELD_NAMES,
+            COLUMNS_NAME,
             *map(tokens_file_name, SUBSETS),
             *map(trained_file_name, SUBSETS),
         ):
@@ -215,7 +231,7 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
         masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
         row_chunks.append(rows[masks[-1]])
     shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
-    sidecars = _read_unit_sidecars(unit_shards).take(positions)
+    sidecars = _read_unit_sidecars(unit_shards).take(positions, shard_rows)
     return writer.finish(
         shard_rows["length"].astype(np.uint32),
         _make_provenance(shard_rows, unit_shards.first_part),
@@ -225,8 +241,9 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
 
 
 def _read_unit_sidecars(unit_shards: UnitShards) -> UnitSidecars:
+    folder = unit_shards.folder
     return UnitSidecars(
-        _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder), read_unit_fields(unit_shards.folder)
+        _map_unit_signatures(unit_shards), read_unit_media(folder), read_unit_fields(folder), read_unit_columns(folder)
     )
 
 
@@ -480,6 +497,6 @@ class SubsetWriter:
             sides = _make_sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
             positions, self._positions = np.concatenate(self._positions), []
-            entry = self._shard.finish(lengths, provenance, sides, *self._sidecars.take(positions))
+            entry = self._shard.finish(lengths, provenance, sides, *self._sidecars.take(positions, rows))
             self._entries.append(entry)
             self._shard = None

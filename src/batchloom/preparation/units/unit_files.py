@@ -3,10 +3,11 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Self, TypeVar, final
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -35,11 +36,15 @@ from batchloom.store.format import (
     SUBSETS,
     DocumentFields,
     StoredMedium,
+    compute_pair_numbers,
     encode_facts,
     get_facts_kind,
     make_stored_media,
     read_blob,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -114,6 +119,7 @@ class UnitFiles:
         self._tokens = dict.fromkeys(SUBSETS, 0)
         self._media, self._documents = UnitMediaWriter(folder), 0
         self._field_bytes = 0
+        self._columns: pa.ipc.RecordBatchStreamWriter | None = None
         near = [SIGNATURES_NAME] if dedup.mode == "near" else []
         for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_file_name, SUBSETS)):
             with wrap_write_errors(folder):
@@ -243,6 +249,21 @@ class UnitFiles:
                     self._open[name] = (self._folder / name).open("wb")
                 self._open[name].write(data)
 
+    def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
+        """Append the columns of records of a part; those that have some have the same."""
+        if not columns:
+            return
+        import pyarrow as pa  # noqa: PLC0415 - heavy, and few units have columns
+
+        rows = pa.Table.from_pylist([*columns.values()])
+        keys = compute_pair_numbers(np.full(len(columns), part, np.uint32), np.array([*columns], np.uint64))
+        table = rows.add_column(0, _KEY, pa.array(keys))
+        with wrap_write_errors(self._folder):
+            if self._columns is None:
+                self._open[COLUMNS_NAME] = (self._folder / COLUMNS_NAME).open("wb")
+                self._columns = pa.ipc.new_stream(self._open[COLUMNS_NAME], table.schema)
+            self._columns.write_table(table)
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         with wrap_write_errors(self._folder):
             for bad in bad_records:
@@ -256,6 +277,8 @@ class UnitFiles:
         self._stack.close()
         self._media.sync()
         with wrap_write_errors(self._folder):
+            if self._columns is not None:
+                self._columns.close()
             for file in self._open.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -279,6 +302,41 @@ def read_unit_fields(folder: Path) -> DocumentFields | None:
         return None
     with translate_read_errors(ends):
         return DocumentFields(np.fromfile(ends, "<u8"), map_file(data))
+
+
+COLUMNS_NAME = "columns.arrow"
+# Name of the first column of this file, which no column of a record has.
+_KEY = "\0record"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnitColumns:
+    """Columns of the records of a unit."""
+
+    keys: NDArray[np.uint64]  # pair numbers of part and record, ascending, uint64 [R]
+    table: "pa.Table"  # [R]
+
+    def take(self, rows: NDArray[np.void]) -> "pa.Table | None":
+        """Return the columns of documents, nulls for those without; None if none has some."""
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        keys = compute_pair_numbers(rows["part"], rows["record"])
+        indices = np.minimum(self.keys.searchsorted(keys), len(self.keys) - 1)
+        is_missing = self.keys[indices] != keys
+        return None if is_missing.all() else self.table.take(pa.array(indices, mask=is_missing))
+
+
+def read_unit_columns(folder: Path) -> UnitColumns | None:
+    """Return the columns of the records of a unit; None if no record has some."""
+    path = folder / COLUMNS_NAME
+    if not path.exists():
+        return None
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    with translate_read_errors(path):
+        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    return UnitColumns(table[_KEY].to_numpy(), table.drop_columns([_KEY]))
 
 
 @final

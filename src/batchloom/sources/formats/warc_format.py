@@ -56,6 +56,7 @@ def read_warc(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         else:
             offset, row = item
             batch.add(number, offset, _take_field(row, number, offset, rules))
+            batch.columns[number] = {name: value for name, value in row.items() if name != "text"}
         if batch.records_read == _BATCH_RECORDS:
             yield batch
             batch = Records()

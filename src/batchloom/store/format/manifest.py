@@ -105,7 +105,7 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 # Fields of a shard's entry that are the checksum of the file with this suffix.
 _SHARD_FILES = (
     *("bin", "idx", "docs", "mask", "weights", "pairs"),
-    *("bands", "sums", "media", "blobs", "blobsums", "fields"),
+    *("bands", "sums", "media", "blobs", "blobsums", "fields", "parquet"),
 )
 
 
@@ -114,10 +114,10 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``weights`` only
     if some token has another loss weight than 0 and 1, ``pairs`` only in stores of preferences, prompts and labelled
-    steps, ``fields`` only if documents carry columns, ``bands`` only with near deduplication. ``sums`` and ``blobsums``
-    are the checksums of the headers of these files; ``sums`` is absent in older stores. ``media`` is present only if
-    documents hold media, ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes``,
-    ``blobs_bytes`` and ``fields_bytes`` are file sizes.
+    steps, ``fields`` only if documents carry columns, ``bands`` only with near deduplication, ``parquet`` only if
+    records have columns. ``sums`` and ``blobsums`` are the checksums of the headers of these files; ``sums`` is absent
+    in older stores. ``media`` is present only if documents hold media, ``blobs`` and ``blobsums`` only if the store
+    holds the bytes of some. ``media_bytes``, ``blobs_bytes``, ``fields_bytes`` and ``parquet_bytes`` are file sizes.
     """
 
     name: str
@@ -139,6 +139,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     blobsums: Digest | None = None
     fields: Digest | None = None
     fields_bytes: Count | None = None
+    parquet: Digest | None = None
+    parquet_bytes: Count | None = None
     weights: Digest | None = None
 
     @property

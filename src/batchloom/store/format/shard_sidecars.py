@@ -35,8 +35,8 @@ reading a few blocks takes a few entries.
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -576,6 +576,8 @@ class DocumentProvenance:
         offset: byte offset of the record in that file, after decompression.
         line: 1-based line number, for files with one record per line; else None.
         hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+        columns: columns of the record that the store keeps, such as the ``url`` and ``date`` of a web archive; empty
+            for a remote store, whose columns are not read for this.
     """
 
     source: str
@@ -583,6 +585,7 @@ class DocumentProvenance:
     offset: int
     line: int | None
     hash: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def position(self) -> str:

@@ -60,7 +60,7 @@ _OWNED_FILE_PATTERNS = {
     **dict.fromkeys(
         SUBSETS,
         re.compile(
-            r"(shard_\d{5,9}\.(bin|idx|docs|mask|weights|pairs|bands|sums|media|blobs|blobsums|fields)"
+            r"(shard_\d{5,9}\.(bin|idx|docs|mask|weights|pairs|bands|sums|media|blobs|blobsums|fields|parquet)"
             r"|(lengths|removed)(\.\d{5,})?\.u(32|64)|lengths(\.\d{5,})?\.sums)(\.partial)?"
         ),
     ),

@@ -535,6 +535,7 @@ def _write_compacted_shard(
             if old.media
             else None,
             map_fields(folder / f"{old.name}.fields", old.documents).take(remaining_documents) if old.fields else None,
+            store.shards.columns(shard, remaining_documents),
         )
     finally:
         writer.abandon()

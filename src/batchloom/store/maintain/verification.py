@@ -43,6 +43,7 @@ from batchloom.store.format.manifest import (
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
 from batchloom.store.format.objectives import OBJECTIVES
+from batchloom.store.format.shard_columns import read_columns
 from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
     COUNTED_ENTRY_BYTES,
@@ -298,6 +299,9 @@ def _list_shard_faults(
         faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
     if shard.bands is not None:
         map_signature_file(stem.with_suffix(".bands"), shard.documents)
+    if shard.parquet is not None:
+        path = stem.with_suffix(".parquet")
+        read_columns(path, map_file(path), shard.documents)
     for suffix, checksum in shard.checksums.items():
         # The blocks of these two are hashed with the tokens; .sums files are compared as a whole.
         if suffix not in (".bin", ".sums", ".blobsums"):
@@ -305,7 +309,8 @@ def _list_shard_faults(
     faults += [
         f"{path}: the manifest does not list it."
         for path in map(
-            stem.with_suffix, (".mask", ".weights", ".pairs", ".bands", ".media", ".blobs", ".blobsums", ".fields")
+            stem.with_suffix,
+            (".mask", ".weights", ".pairs", ".bands", ".media", ".blobs", ".blobsums", ".fields", ".parquet"),
         )
         if path.suffix not in shard.checksums and path.exists()
     ]

@@ -16,7 +16,6 @@ from batchloom.store.format.shard_sidecars import (
     DocumentFields,
     DocumentProvenance,
     PairIndex,
-    ProvenanceTable,
 )
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -120,21 +119,21 @@ def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProv
     """Return the provenance of each document; None for a bare prefix."""
     if store.manifest is None or not documents:
         return [None] * len(documents)
-    provenance = _read_provenance(store, np.array(documents, np.int64))
-    return [*store.reader.part_table.resolve_provenance(provenance)]
+    provenance: dict[int, DocumentProvenance] = {}
+    for shard, own, rows in _split_by_shard(store, np.array(documents, np.int64)):
+        provenance |= zip(own.tolist(), store.provenance.rows(shard, rows), strict=True)
+    return [provenance[index] for index in range(len(documents))]
 
 
-def _read_provenance(store: Store, documents: NDArray[np.int64]) -> ProvenanceTable:
-    """Read the provenance of documents of any shards, at least one."""
+def _split_by_shard(
+    store: Store, documents: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield each shard, the indices of its documents, and their rows in it."""
     bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
-    order = np.argsort(shards, kind="stable")
-    tables = [
-        store.reader.provenance(shard, documents[order[shards[order] == shard]] - bounds[shard])
-        for shard in np.unique(shards).tolist()
-    ]
-    columns = zip(*((table.hashes, table.records, table.offsets, table.parts) for table in tables), strict=True)
-    return ProvenanceTable(*map(np.concatenate, columns)).take(np.argsort(order))
+    for shard in np.unique(shards).tolist():
+        own = np.flatnonzero(shards == shard)
+        yield shard, own, documents[own] - bounds[shard]
 
 
 def find_source_names(store: Store, name: str) -> list[str]:
@@ -210,6 +209,8 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
 
 def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Read part and record of documents, combined into one number each, int64 [N]."""
-    rows = _read_provenance(store, documents)
-    keys: NDArray[np.int64] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
+    keys = np.empty(len(documents), np.int64)
+    for shard, own, rows in _split_by_shard(store, documents):
+        table = store.reader.provenance(shard, rows)
+        keys[own] = (table.parts.astype(np.int64) << _RECORD_BITS) + table.records.astype(np.int64)
     return keys

@@ -134,6 +134,7 @@ class RemoteFileTable:
             ".docs": HEADER.size + PROVENANCE_ROW_BYTES * shard.documents,
             ".pairs": HEADER.size + PAIR_ROW_BYTES * shard.documents,
             ".fields": shard.fields_bytes or 0,
+            ".parquet": shard.parquet_bytes or 0,
             ".media": shard.media_bytes or 0,
             ".blobs": shard.blobs_bytes or 0,
         }

@@ -5,10 +5,10 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,12 @@ from batchloom.store.format.objectives import ObjectiveName
 from batchloom.store.format.shard_sidecars import DocumentFields, DocumentProvenance, PairIndex, ProvenanceTable
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
-from batchloom.store.read.subset_reader import FilteredLengths, LengthReader, SubsetReader, count_trained_tokens
+from batchloom.store.read.subset_reader import FilteredLengths, Ids, LengthReader, SubsetReader, count_trained_tokens
 from batchloom.store.read.synthetic_store import is_synthetic
 from batchloom.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # A token repeated at least this often in a row, such as an image placeholder, is written once.
 _MIN_RUN = 8
@@ -150,8 +153,8 @@ class StoreContents:
 class StoreProvenance:
     """Provenance of the documents of an open store."""
 
-    def __init__(self, reader: SubsetReader) -> None:
-        self._reader = reader
+    def __init__(self, location: StoreLocation, reader: SubsetReader, shards: "StoreShards") -> None:
+        self._location, self._reader, self._shards = location, reader, shards
 
     def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document."""
@@ -160,7 +163,18 @@ class StoreProvenance:
                 f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
             )
         shard, row = self._reader.table.find(check_index(document, self._reader.lengths.size, "document"))
-        return self._reader.part_table.resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
+        return self.rows(shard, np.array([row]))[0]
+
+    def rows(self, shard: int, rows: Ids) -> list[DocumentProvenance]:
+        """Return the provenance of rows of a shard, int64 [n]."""
+        documents = self._reader.part_table.resolve_provenance(self._reader.provenance(shard, rows))
+        table = None if self._location.is_remote else self._shards.columns(shard, rows)
+        if table is None:
+            return documents
+        return [
+            replace(document, columns={name: value for name, value in row.items() if value is not None})
+            for document, row in zip(documents, table.to_pylist(), strict=True)
+        ]
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard."""
@@ -218,6 +232,13 @@ class StoreShards:
             return None
         return self._reader.fields(shard)
 
+    def columns(self, shard: int, rows: Ids | None = None) -> "pa.Table | None":
+        """Return the columns of rows of a shard, of all by default; None if it has none."""
+        manifest = self._reader.manifest
+        if manifest is None or manifest.subsets[self._reader.split].shards[shard].parquet is None:
+            return None
+        return self._reader.columns(shard, rows)
+
     def name_of(self, document: int) -> str:
         """Return the name of the shard that holds a document, for error messages."""
         table = self._reader.table
@@ -258,8 +279,8 @@ class Store:
         self.tokens = lengths.tokens if isinstance(lengths, FilteredLengths) else reader.tokens
         self.dtype = reader.dtype
         self.contents = StoreContents(reader, self.lengths)
-        self.provenance = StoreProvenance(reader)
         self.shards = StoreShards(location, reader)
+        self.provenance = StoreProvenance(location, reader, self.shards)
 
     def __len__(self) -> int:
         return self.lengths.size

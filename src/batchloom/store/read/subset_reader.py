@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,6 +16,7 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.layout import TOKENIZER_NAME, compute_checksum
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows, map_media
+from batchloom.store.format.shard_columns import read_columns
 from batchloom.store.format.shard_sidecars import (
     DocumentFields,
     LossMask,
@@ -33,6 +34,9 @@ from batchloom.store.format.shard_sidecars import (
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Ids = NDArray[np.int64]
 _CHUNK_DOCUMENTS = 1 << 12
@@ -261,6 +265,11 @@ class SubsetReader:
         """Read the columns that the documents of a shard carry."""
         path, view = self._open_file(shard, ".fields")
         return map_fields(path, self.table.locations[shard].documents, view)
+
+    def columns(self, shard: int, rows: Ids | None = None) -> "pa.Table":
+        """Read the columns of rows of a shard that has some, of all if ``rows`` is None."""
+        path, view = self._open_file(shard, ".parquet")
+        return read_columns(path, view, self.table.locations[shard].documents, rows)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""

@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import TYPE_CHECKING, Any, BinaryIO, final
 
 import numpy as np
 import xxhash
@@ -24,6 +24,7 @@ from batchloom.store.format.layout import (
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
 from batchloom.store.format.megatron_index import encode_index, map_file
+from batchloom.store.format.shard_columns import encode_columns
 from batchloom.store.format.shard_sidecars import (
     COUNTED_ENTRY_BYTES,
     BlockChecksums,
@@ -35,6 +36,9 @@ from batchloom.store.format.shard_sidecars import (
     compute_file_checksums,
     encode_weights_header,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -298,6 +302,7 @@ class ShardWriter:
         signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
         fields: DocumentFields | None = None,
+        columns: "pa.Table | None" = None,
     ) -> ShardEntry:
         """Close the shard and rename its files to their final names.
 
@@ -308,6 +313,7 @@ class ShardWriter:
             signatures: MinHash signatures of the documents; None without near deduplication.
             media: media of the documents; None if they hold none.
             fields: columns that the documents carry, [D]; None if they carry none.
+            columns: columns of their records, [D]; None if no record has some.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(provenance):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -341,6 +347,10 @@ class ShardWriter:
             data = fields.to_bytes()
             checksum = write_file(self._stem.with_suffix(".fields"), data)
             entry = replace(entry, fields=checksum, fields_bytes=len(data))
+        if columns is not None:
+            data = encode_columns(columns)
+            checksum = write_file(self._stem.with_suffix(".parquet"), data)
+            entry = replace(entry, parquet=checksum, parquet_bytes=len(data))
         with wrap_write_errors(self._stem):
             self._partial_path.replace(self._stem.with_suffix(".bin"))
         return entry
