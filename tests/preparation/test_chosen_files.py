@@ -1,10 +1,14 @@
 """--include and --exclude choose the files of folders and archives."""
 
 import gzip
-import shlex
+import hashlib
+import json
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 import batchloom
 from batchloom import InputError, SettingsError
@@ -240,17 +244,60 @@ def test_a_damaged_archive_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
         batchloom.prepare(rows_and_a_table / "a.zip", out=tmp_path / "t", **PREPARE)
 
 
-def test_a_file_that_is_damaged_behind_its_beginning_is_named_with_what_leaves_it_out(tmp_path):
-    """It is found when the work has begun."""
-    data = gzip.compress(b"".join(b'{"text": "%d"}\n' % n for n in range(400_000)))
-    for name in ("de", "odd[1],x"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-        (tmp_path / "in" / name / "data.jsonl.gz").write_bytes(data if name == "de" else data[: len(data) * 3 // 4])
-    with pytest.raises(DamagedFileError, match="--exclude") as caught:
-        batchloom.prepare(tmp_path / "in", out=tmp_path / "s", **PREPARE)
-    [pattern] = shlex.split(str(caught.value).partition("--exclude ")[2])
-    result = batchloom.prepare(tmp_path / "in", out=tmp_path / "s", exclude=pattern, **PREPARE)
-    assert result.counts.records == 400_000
+def _list_lines(number):
+    return [f"file {number} line {n} {hashlib.sha256(b'%d %d' % (number, n)).hexdigest()}" for n in range(6000)]
+
+
+def _write_file(path, number):
+    lines = _list_lines(number)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": lines}), path, row_group_size=1000)
+        return
+    text = "\n".join(lines) if ".txt" in path.suffixes else "".join(json.dumps({"text": line}) + "\n" for line in lines)
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(text.encode()))
+
+
+@pytest.fixture
+def damaged_tree(tmp_path):
+    """Eight files, of which the last four turn out to be damaged when most of them is read."""
+    (tmp_path / "in").mkdir()
+    names = ("a.jsonl", "b.txt.gz", "c.parquet", "d.jsonl.gz", "e.jsonl.gz", "f.jsonl.zst", "g.txt.gz", "h.parquet")
+    for number, name in enumerate(names):
+        path = tmp_path / "in" / name
+        _write_file(path, number)
+        data = path.read_bytes()
+        if name == "h.parquet":
+            path.write_bytes(data[: len(data) // 2] + bytes(2000) + data[len(data) // 2 + 2000 :])
+        elif number > 3:
+            path.write_bytes(data[:-2000])
+    return tmp_path / "in"
+
+
+DAMAGED = ("e.jsonl.gz", "f.jsonl.zst", "g.txt.gz", "h.parquet")
+
+
+@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"dedup": "lines"}, {"dedup": "near"}], ids=str)
+def test_files_that_turn_out_to_be_damaged_are_left_out_at_the_end(damaged_tree, tmp_path, settings):
+    settings = {**PREPARE, **settings}
+    with pytest.raises(DamagedFileError) as caught:
+        batchloom.prepare(damaged_tree, out=tmp_path / "s", **settings)
+    first, *others = str(caught.value).splitlines()
+    assert first == "4 files cannot be read; --allow-skipped leaves such files out:"
+    assert [line.partition(" is ")[0].strip() for line in others] == [f"in/{name}" for name in DAMAGED]
+    result = batchloom.prepare(damaged_tree, out=tmp_path / "s", allow_skipped=True, **settings)
+    assert any("units were finished by an earlier run" in note for note in result.notes)
+    assert any(note.startswith("Left out of in: 4 files that cannot be read, first in/e.") for note in result.notes)
+    for name in DAMAGED:
+        (damaged_tree / name).unlink()
+    batchloom.prepare(damaged_tree, out=tmp_path / "t", **settings)
+    assert list_texts(tmp_path / "s") == list_texts(tmp_path / "t")
+    assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_a_damaged_file_that_is_named_ends_the_work(damaged_tree, tmp_path):
+    with pytest.raises(DamagedFileError, match=r"g\.txt\.gz is cut short"):
+        batchloom.prepare([damaged_tree / "a.jsonl", damaged_tree / "g.txt.gz"], out=tmp_path / "s", **PREPARE)
 
 
 def test_a_named_table_that_fits_no_schema_is_an_error(rows_and_a_table, tmp_path):

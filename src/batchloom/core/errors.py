@@ -143,15 +143,7 @@ class UnusableRecordError(InputError):
 
 
 class DamagedFileError(InputError):
-    """A file is cut short or broken, or has no valid index.
-
-    Attributes:
-        name: its name in the listing; empty for several files.
-    """
-
-    def __init__(self, reason: str, name: str = "") -> None:
-        super().__init__(reason)
-        self.name = name
+    """A file is cut short or broken, or has no valid index."""
 
 
 class SchemaError(InputError):

@@ -66,7 +66,6 @@ from batchloom.preparation.phases.worker_setup import (
     make_task_function,
 )
 from batchloom.preparation.report.progress import (
-    JobCounters,
     PrepareLog,
     PrepareResult,
     Progress,
@@ -80,7 +79,7 @@ from batchloom.preparation.report.report import (
     encode_report,
     write_report_page,
 )
-from batchloom.preparation.request.inputs import is_named, leave_out_unfit, suggest_exclusion
+from batchloom.preparation.request.inputs import is_named, leave_out_unfit
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (
@@ -99,7 +98,6 @@ from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSe
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
 from batchloom.preparation.units.units import (
-    CrashTracker,
     RecordExcludedError,
     choose_unit_bytes,
     compute_unit_identity,
@@ -320,10 +318,7 @@ class PrepareRun:
             manifest, engine_note = read_manifest(self._work.store), ""
             self._resumed = len(self._units)
         else:
-            try:
-                results = self._run_phases()
-            except DamagedFileError as error:
-                raise suggest_exclusion(error, self._listing, self._recipe) from error
+            results = self._run_phases()
             with self._log.time("finish"):
                 subsets = collect_store(self._work, results)
             manifest = finish_store(self._work, results, subsets, self._make_report(results))
@@ -494,8 +489,8 @@ class PrepareRun:
             folders,
             self._work,
             self._record_parsers.rules,
-            JobCounters(log.listener, recipe.max_bad, self._listing.bytes),
-            CrashTracker(self._units, log.add_warning, together=segments is not None),
+            self._listing,
+            recipe,
             log,
         )
         self._resumed = tokenize_phase.resumed

@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputMissingError
+from batchloom.core.errors import DamagedFileError, InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS, UNTRAINED_RULE
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
+from batchloom.preparation.request.inputs import is_named, leave_out_unfit
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.unit_report import UnitReportMerger
-from batchloom.preparation.units.units import CrashMarker, CrashTracker, Unit, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.units import (
+    CrashMarker,
+    CrashTracker,
+    DamagedPart,
+    Unit,
+    UnitProgress,
+    UnitTask,
+    UnusableError,
+)
 from batchloom.preparation.units.work_folder import (
     Alteration,
     ExcludedRecords,
@@ -24,7 +34,14 @@ from batchloom.preparation.units.work_folder import (
     read_unit_facts,
 )
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
-from batchloom.sources import KnownCut, ReadRules, SequentialCuts, format_record_name, make_bad_record_error
+from batchloom.sources import (
+    KnownCut,
+    ReadRules,
+    SequentialCuts,
+    SourceListing,
+    format_record_name,
+    make_bad_record_error,
+)
 from batchloom.sources.files import PartStart, Source
 from batchloom.sources.formats import is_sequential
 
@@ -67,14 +84,16 @@ class TokenizePhase:
         folders: Sequence[Path],
         work: WorkFolder,
         rules: ReadRules,
-        counters: JobCounters,
-        crash_tracker: CrashTracker,
+        listing: SourceListing,
+        recipe: Recipe,
         log: PrepareLog,
     ) -> None:
         self._units, self._folders, self._work, self._rules = units, folders, work, rules
         self._facts: list[UnitFacts | None] = [None] * len(units)
         self.reports = UnitReportMerger()
-        self._counters, self._crash_tracker, self._log = counters, crash_tracker, log
+        self._listing, self._recipe, self._log = listing, recipe, log
+        self._counters = counters = JobCounters(log.listener, recipe.max_bad, listing.bytes)
+        self._crash_tracker = CrashTracker(units, log.add_warning, together=recipe.dedup.repeat_unit is not None)
         self._progress_by_unit: dict[int, UnitProgress] = {}
         for unit, facts in zip(units, map(read_unit_facts, folders), strict=True):
             if facts is not None:
@@ -101,6 +120,9 @@ class TokenizePhase:
             except UnusableError as error:
                 raise self._make_error(error.unit, error.part, error.bad) from None
         facts = [unit_facts for unit_facts in self._facts if unit_facts is not None]
+        if damaged := self._list_damaged(facts):
+            for note in leave_out_unfit(self._listing, damaged, self._recipe).notes:
+                self._log.add_warning(note)
         # The first in input order, not the first that was found.
         first_bad = next(
             ((unit.number, *f.first_bad) for unit, f in zip(self._units, facts, strict=True) if f.first_bad), None
@@ -112,6 +134,16 @@ class TokenizePhase:
             self._work.clear()
             raise InputMissingError(_describe_no_documents(self._counters, facts))
         return [TokenizedUnit(*fields) for fields in zip(self._units, self._folders, facts, strict=True)]
+
+    def _list_damaged(self, facts: Sequence[UnitFacts]) -> list[tuple[Source, DamagedFileError]]:
+        """Return the damaged files, in input order, each once."""
+        damaged: dict[str, tuple[Source, DamagedFileError]] = {}
+        for unit, unit_facts in zip(self._units, facts, strict=True):
+            for index, counts in enumerate(unit_facts.parts):
+                if counts.damage:
+                    source = unit.parts[index].source
+                    damaged.setdefault(source.name, (source, DamagedFileError(counts.damage)))
+        return [*damaged.values()]
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
         """Store the results of a unit and merge its report into the others."""
@@ -181,7 +213,7 @@ class TokenizePhase:
         }
         for event in iter_task_events(executor, tasks.items(), self._crash_tracker.handle_crash):
             if isinstance(event, TaskMessage):
-                self._crash_tracker.record_marker(event.number, event.message)
+                self.handle_message(event)
             else:
                 self._crash_tracker.forget_unit(event.number)
         return search_all_ranges(executor, tuple(segments.key_files), segments.folder, self._work.attempt)
@@ -191,6 +223,12 @@ class TokenizePhase:
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
             self._crash_tracker.record_marker(number, message)
+            return
+        if isinstance(message, DamagedPart):
+            source = self._units[number].parts[message.part].source
+            if is_named(source, self._recipe):
+                raise DamagedFileError(message.reason)
+            self._forget_progress(number)
             return
         previous, self._progress_by_unit[number] = (self._progress_by_unit.get(number, UnitProgress()), message)
         counters = self._counters
@@ -207,11 +245,14 @@ class TokenizePhase:
         if message.documents > previous.documents:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
 
-    def _handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
+    def _forget_progress(self, number: int) -> None:
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
             progress.bytes, progress.records, progress.documents, progress.tokens, progress.bad, progress.reasons
         )
+
+    def _handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
+        self._forget_progress(number)
         return self._crash_tracker.handle_crash(number, task, reason)
 
     def _finish_unit(self, number: int, facts: UnitFacts) -> None:

@@ -2,17 +2,21 @@
 
 import contextlib
 import itertools
+import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import DamagedFileError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
@@ -44,6 +48,7 @@ from batchloom.preparation.units.unit_report import (
 from batchloom.preparation.units.units import (
     CrashIsolation,
     CrashMarker,
+    DamagedPart,
     RecordPosition,
     UnitProgress,
     UnitTask,
@@ -68,7 +73,8 @@ from batchloom.text import TextCleaner
 
 # Drop reason of a document that consists of repeated lines or paragraphs alone.
 REPEATED_REASON = "only repeated lines"
-# Drop reason of a record that a sample of its input leaves out.
+
+_T = TypeVar("_T")
 
 
 @final
@@ -215,10 +221,57 @@ _LARGE_BATCH_CHARACTERS = 16 << 20
 def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> UnitFacts:
     """Write a unit's files into an attempt folder, facts last, and move it into place.
 
-    ``send_message`` receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it. A record
-    that ends the job, as the recipe demands, raises UnusableError.
+    ``send_message`` receives a :class:`CrashMarker` before a batch, a :class:`UnitProgress` after it, and a
+    :class:`DamagedPart` for a damaged file. A record that ends the job, as the recipe demands, raises UnusableError.
     """
     folder = attempt_folder(unit_task.output_path, unit_task.attempt)
+    facts = _leave_out_damaged(partial(_tokenize_parts, unit_task, context, folder, send_message), send_message)
+    write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
+    sync_folder(folder)
+    if move_into_place(folder, unit_task.output_path):
+        return facts
+    # Another attempt was first; its facts differ from ours if a record was excluded.
+    return read_unit_facts(unit_task.output_path) or facts
+
+
+class _DamagedPartError(Exception):
+    def __init__(self, part: int, error: DamagedFileError) -> None:
+        super().__init__(str(error))
+        self.part = part
+
+
+@contextlib.contextmanager
+def _name_part(number: int) -> Iterator[None]:
+    try:
+        yield
+    except DamagedFileError as error:
+        raise _DamagedPartError(number, error) from error
+
+
+def _leave_out_damaged(attempt: Callable[[Mapping[int, str]], _T], send_message: MessageCallback) -> _T:
+    """Run ``attempt`` without the parts whose files turn out to be damaged.
+
+    What was read of such a file may be wrong, too, so each time the attempt starts over. Its argument has the damage
+    by part.
+    """
+    damage: dict[int, str] = {}
+    while True:
+        try:
+            return attempt(damage)
+        except _DamagedPartError as error:
+            damage[error.part] = str(error)
+            send_message(DamagedPart(error.part, str(error)))
+
+
+def _tokenize_parts(
+    unit_task: UnitTask,
+    context: EncodeContext,
+    folder: Path,
+    send_message: MessageCallback,
+    damage: Mapping[int, str],
+) -> UnitFacts:
+    if damage:
+        shutil.rmtree(folder)
     make_folder(folder)
     context.bounds.set_known_cuts(unit_task.known_cuts)
     with contextlib.ExitStack() as stack:
@@ -227,20 +280,17 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
         unit_tokenizer = UnitTokenizer(unit_task, context, files, encoder, send_message)
         parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
+            if number in damage:
+                unit_tokenizer.leave_out(number, part, damage[number])
+                continue
             rules = context.record_parsers.get_parser(part.source).rules
-            with PartReader(part, rules, context.bounds) as reader:
+            with _name_part(number), PartReader(part, rules, context.bounds) as reader:
                 for _ in unit_tokenizer.iter_steps(number, part, reader):
                     pass
         unit_tokenizer.flush()
         unit_tokenizer.write_pending()
         files.sync()
-    facts = unit_tokenizer.make_facts()
-    write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
-    sync_folder(folder)
-    if move_into_place(folder, unit_task.output_path):
-        return facts
-    # Another attempt was first; its facts differ from ours if a record was excluded.
-    return read_unit_facts(unit_task.output_path) or facts
+    return unit_tokenizer.make_facts()
 
 
 class DocumentSink(Protocol):
@@ -387,6 +437,11 @@ class UnitTokenizer:
         counts.hash = reader.finish().hex()
         counts.start, counts.stop = reader.start, reader.stop
         self._report_progress(size=part.stop - part.start - consumed)
+
+    def leave_out(self, number: int, part: SourcePart, damage: str) -> None:
+        """Count a part of a damaged file as read, without records."""
+        self._parts[number] = PartCounts(start=part.start, stop=part.start, damage=damage)
+        self._report_progress(size=part.stop - part.start)
 
     def _ingest_records(
         self, number: int, records: Records, record_parser: RecordParser, *, is_suspected: bool
@@ -650,8 +705,14 @@ def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message
     """Write the keys of a unit's lines or paragraphs and return their number.
 
     The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
-    each batch.
+    each batch, and a :class:`DamagedPart` for a damaged file.
     """
+    return _leave_out_damaged(partial(_write_part_keys, unit_task, context, send_message), send_message)
+
+
+def _write_part_keys(
+    unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback, damage: Mapping[int, str]
+) -> int:
     if context.dedup.repeat_unit is None:
         raise AssertionError("repeated lines or paragraphs are not removed in this job")
     # Drops and bad records are counted in the tokenization pass, not here.
@@ -671,9 +732,9 @@ def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message
     ):
         for number, part in enumerate(parts):
             record_parser = context.record_parsers.get_parser(part.source)
-            if record_parser.record_kind != "text":
+            if record_parser.record_kind != "text" or number in damage:
                 continue
-            with PartReader(part, record_parser.rules, context.bounds) as reader:
+            with _name_part(number), PartReader(part, record_parser.rules, context.bounds) as reader:
                 for record_batch in reader:
                     for record_slice, is_suspected in crash_isolation.split_batch(number, record_batch):
                         if record_slice.records:

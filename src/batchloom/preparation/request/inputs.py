@@ -666,17 +666,6 @@ def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
     return DamagedFileError(reason)
 
 
-def suggest_exclusion(error: DamagedFileError, listing: SourceListing, recipe: Recipe) -> DamagedFileError:
-    """Return the error of a file with the option that leaves it out."""
-    source = next((source for source in listing.sources if source.name == error.name), None)
-    if source is None or is_named(source, recipe):
-        return error
-    name = source.name if source.member is None else source.member.archive.name
-    # A comma separates patterns.
-    pattern = re.sub(r"[\[*?]", r"[\g<0>]", name).replace(",", "?")
-    return DamagedFileError(f"{error} To leave it out: --exclude {shlex.quote(pattern)}", error.name)
-
-
 def _describe_input(recipe: Recipe, number: int) -> str:
     """Return an input as it was given."""
     source = recipe.source(number)

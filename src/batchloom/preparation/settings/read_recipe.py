@@ -233,8 +233,8 @@ class ReadRecipe:
     allow_skipped: Annotated[
         bool,
         Setting(
-            help="Go on if more than 1 % of the data files or bytes of a folder or archive are in forms that are not "
-            "read. They are listed in any case."
+            help="Go on if more than 1 % of the data files or bytes of a folder or archive cannot be read. They are "
+            "left out, and listed in any case."
         ),
     ] = False
     prompts: Annotated[

@@ -129,6 +129,13 @@ class CrashMarker(msgspec.Struct, frozen=True):
     in_hand: tuple[RecordPosition, RecordPosition] | None
 
 
+class DamagedPart(msgspec.Struct, frozen=True):
+    """A part of a unit whose file is damaged: the unit starts over without it."""
+
+    part: int
+    reason: str
+
+
 class UnitProgress(msgspec.Struct, frozen=True):
     """Progress of a unit since its start, with its first bad record and all reasons."""
 

@@ -59,6 +59,7 @@ class PartCounts(msgspec.Struct):
     """Counts of one part; ``hash`` is the XXH3-128 of its decompressed bytes.
 
     ``further`` counts documents beyond the first of each record, ``truncated`` records whose documents were cut.
+    ``damage`` describes the damage of a file that is left out.
     """
 
     start: int = 0
@@ -72,6 +73,7 @@ class PartCounts(msgspec.Struct):
     truncated: int = 0
     dropped: dict[str, int] = {}
     hash: str = ""
+    damage: str = ""
 
     def count_dropped(self, reason: str, count: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count

@@ -138,9 +138,7 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
             raise error.__context__ from None
         reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
         raise DamagedFileError(
-            f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it "
-            "out.",
-            archive.name,
+            f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it out."
         ) from error
     except OSError as error:
         raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error

@@ -513,16 +513,14 @@ class PartStream:
         remedy = f"give it the suffix of {actual_compression}" if actual_compression else "fetch it again"
         return DamagedFileError(
             f"{name} does not begin like {expected_compression}: rename it to {name.rpartition('.')[0]} if it is not "
-            f"compressed, else {remedy}.",
-            name,
+            f"compressed, else {remedy}."
         )
 
     def _make_data_error(self, problem: str) -> InputError:
         packing = self.source.compression or "archived"
         return DamagedFileError(
             f"{self.source.name} {problem}: its {packing} data ends or fails at byte {self._file.tell():,} of "
-            f"{self.source.size:,}; fetch or compress the file again, or leave it out.",
-            self.source.name,
+            f"{self.source.size:,}; fetch or compress the file again, or leave it out."
         )
 
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from batchloom.core.document import BadRecord, JsonObject, Records
 from batchloom.core.errors import DamagedFileError, InputError, RecordError
+from batchloom.core.files import describe_os_error
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.files.file_opening import ReadOnlyFile, find_local_path
 from batchloom.sources.files.part_stream import ReadRules, Source
@@ -511,13 +512,15 @@ def _wrap_arrow_errors(source: Source) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        pa.ArrowException,
-        ValueError,
-        OSError,
-        EOFError,
-        MemoryError,
-    ) as error:
+    except MemoryError as error:
+        # Too little memory is no damage, although a damaged file can ask for too much.
+        raise InputError(
+            f"{source.name} cannot be read: not enough memory ({error}). Give the job more, or leave the file out."
+        ) from error
+    except (pa.ArrowException, ValueError, OSError, EOFError) as error:
+        # Arrow's own errors of damaged pages have no number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputError(f"{source.name} cannot be read: {describe_os_error(error)}.") from error
         reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
         kind = "Parquet" if source.kind == "parquet" else "Arrow"
         if "crypt" in reason.lower():
@@ -526,8 +529,7 @@ def _wrap_arrow_errors(source: Source) -> Iterator[None]:
             ) from error
         raise DamagedFileError(
             f"{source.name} is not a valid {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it again, or "
-            "leave it out.",
-            source.name,
+            "leave it out."
         ) from error
 
 

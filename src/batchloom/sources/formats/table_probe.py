@@ -67,8 +67,7 @@ class _ProbeProcess:
                 raise DamagedFileError(
                     f"{source.name} is damaged or has encrypted columns: the parser of {source.kind} files crashed "
                     f"on it ({signal.Signals(-status).name if status < 0 else f'exit code {status}'}). "
-                    "Write the file again from its source, without encryption, or leave it out.",
-                    source.name,
+                    "Write the file again from its source, without encryption, or leave it out."
                 )
             self._survived.add(key)
 
