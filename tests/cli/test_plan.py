@@ -427,3 +427,16 @@ def test_a_run_that_ends_with_its_sources_is_forecast_exactly(store_folder):
             assert (forecast.steps, forecast.tokens) == (plan.steps, rows.lengths.sum())
             assert forecast.sequences == (np.diff(rows.pointers) > 0).sum()
             assert forecast.empty == len(rows) - forecast.sequences
+
+
+@pytest.mark.parametrize(
+    ("command", "spelled"),
+    [
+        (["plan", "web", "--seq-len", "4", "--global-batch-size", "1", "--overlong", "error"], "choose --overlong split"),
+        (["explain", "web", "--step", "0", "--seq-len", "4", "--global-batch-size", "1", "--overlong", "error"], "--overlong split"),
+        (["plan", "web", "--seq-len", "4", "--global-batch-size", "6", "--world-size", "4"], "uneven='pad'"),
+    ],
+)  # fmt: skip
+def test_messages_name_options_where_the_command_has_them(store_folder, capsys, command, spelled):
+    assert run_command_line(command) == 1
+    assert spelled in capsys.readouterr().err

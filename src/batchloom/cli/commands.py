@@ -318,6 +318,23 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
     return next((option + colon + fault for option in options if option in typed), problem)
 
 
+# A setting as Python code spells it, but not as an argument of a call.
+_PYTHON_SETTING = re.compile(r"(?<![\w(.])([a-z_]+)=(?:'([a-z_]+)'|(\d+))")
+
+
+def spell_options(sentence: str, arguments: Sequence[str]) -> str:
+    """Replace settings in the spelling of Python by options of the command."""
+    if not _PYTHON_SETTING.search(sentence) or not arguments or arguments[0] not in COMMANDS:
+        return sentence
+    options = {option for parameter in load_command(arguments[0]).params for option in parameter.opts}
+
+    def spell(found: re.Match[str]) -> str:
+        option = f"--{found[1].replace('_', '-')}"
+        return f"{option} {found[2] or found[3]}" if option in options else found[0]
+
+    return _PYTHON_SETTING.sub(spell, sentence)
+
+
 def execute(arguments: Sequence[str]) -> ExitCode:
     """Run a command line and return its exit code."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):

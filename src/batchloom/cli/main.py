@@ -105,7 +105,7 @@ def run_command_line(arguments: "Sequence[str]") -> "ExitCode":
     """Run one command line and return its exit code."""
     import errno  # noqa: PLC0415
 
-    from batchloom.cli.commands import execute, name_options  # noqa: PLC0415 - slow import
+    from batchloom.cli.commands import execute, name_options, spell_options  # noqa: PLC0415 - slow import
     from batchloom.cli.terminal import redact_urls  # noqa: PLC0415
     from batchloom.core.errors import BatchloomError, ExitCode, SettingsError  # noqa: PLC0415
     from batchloom.core.files import describe_os_error  # noqa: PLC0415
@@ -117,10 +117,10 @@ def run_command_line(arguments: "Sequence[str]") -> "ExitCode":
     except KeyboardInterrupt:
         return _print_failure(_describe_stop(arguments), ExitCode.INTERRUPTED)
     except SettingsError as error:
-        problems = [name_options(problem, arguments) for problem in error.problems]
+        problems = [spell_options(name_options(problem, arguments), arguments) for problem in error.problems]
         return _print_failure(redact_urls("\n".join(problems), arguments), ExitCode.USAGE)
     except BatchloomError as error:
-        return _print_failure(redact_urls(str(error), arguments), ExitCode.FAILED)
+        return _print_failure(redact_urls(spell_options(str(error), arguments), arguments), ExitCode.FAILED)
     except BrokenPipeError:
         # The reader closed the pipe (`| head`): no error, but no more output is possible.
         return ExitCode.FAILED
