@@ -8,7 +8,7 @@ or JSON list: known cuts are cached and the next search starts at the last one.
 import tempfile
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -364,7 +364,11 @@ class SampleRange:
 
 
 def iter_sample_ranges(
-    sources: Sequence[Source], rules: ReadRules, count: int, size: int
+    sources: Sequence[Source],
+    rules: ReadRules,
+    count: int,
+    size: int,
+    is_usable: Callable[[Source], bool] = lambda _: True,
 ) -> Iterator[tuple[int, SampleRange]]:
     """Yield probes at ``count`` positions of the input, each with its source number.
 
@@ -376,9 +380,12 @@ def iter_sample_ranges(
         rules: rules that split the inputs into records.
         count: number of positions.
         size: bytes per probe.
+        is_usable: whether a source of some positions can be opened; others are left out.
     """
     sizes = [source.size for source in sources]
     for number, offsets in _choose_positions(sizes, count, size).items():
+        if not is_usable(sources[number]):
+            continue
         for probe in _sample_source(sources[number], rules, offsets, size):
             yield number, probe
 

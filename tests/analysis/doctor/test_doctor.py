@@ -214,6 +214,23 @@ def test_a_damaged_table_adds_nothing_to_the_counts(tmp_path):
     assert (diagnosis.documents, diagnosis.tokens) == (alone.documents, alone.tokens)
 
 
+def test_damaged_tables_among_many_are_named_if_they_are_sampled(tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    write_table(tmp_path / "one.parquet", pa.table({"text": ["one text"] * 5}))
+    data = (tmp_path / "one.parquet").read_bytes()
+    for number in range(600):
+        (folder / f"{number:03}.parquet").write_bytes(data if number else data[:-3])
+    write_table(folder / "large.parquet", pa.table({"text": [Random(n).randbytes(99_000).hex() for n in range(9)]}))
+    (folder / "large.parquet").write_bytes((folder / "large.parquet").read_bytes()[:-3])
+    diagnosis = diagnose(folder)
+    assert sorted(note.partition(" is not")[0].rpartition(" ")[2] for note in diagnosis.faults) == [
+        "many/000.parquet",
+        "many/large.parquet",
+    ]
+    assert diagnosis.documents
+
+
 def test_files_of_a_group_are_counted_and_not_those_that_were_sampled(tmp_path):
     folder = tmp_path / "many"
     folder.mkdir()

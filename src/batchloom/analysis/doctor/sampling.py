@@ -90,7 +90,7 @@ class InputSample:
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
         self.parts: list[SampledPart] = []
         self.damaged: list[tuple[Source, DamagedFileError]] = []
-        # Opening thousands of tables would take longer than the sample.
+        # Opening thousands of tables would take longer than the sample, so only those of the sample are opened.
         is_tried = self.complete or len(sources) <= _MAX_SAMPLED_FILES
         usable = list(filter(self._is_usable, sources)) if is_tried else sources
         if self.complete:
@@ -102,6 +102,8 @@ class InputSample:
         """Return whether a source can be opened if it is a table; keep its error."""
         if choose_read_method(source, self.rules) != "table":
             return True
+        if any(source.name == damaged.name for damaged, _ in self.damaged):
+            return False
         try:
             self._table(source)
         except DamagedFileError as error:
@@ -128,7 +130,8 @@ class InputSample:
                 position_count if has_remote else min(self.sizes.sample_bytes // average, _MAX_SAMPLED_FILES)
             )
             for number in _select_evenly(small, max(max_small_files, position_count)):
-                numbered_probes.append((number, SampleRange(SourcePart(sources[number], 0, sources[number].size))))
+                if self._is_usable(sources[number]):
+                    numbered_probes.append((number, SampleRange(SourcePart(sources[number], 0, sources[number].size))))
         firsts: dict[object, int] = {}
         for number, source in enumerate(sources):
             key = source.name if self.apart else (source.kind, source.compression)
@@ -142,7 +145,9 @@ class InputSample:
         self, sources: Sequence[Source], numbers: Sequence[int], position_count: int
     ) -> list[tuple[int, SampleRange]]:
         selected_sources = [sources[number] for number in numbers]
-        probes = iter_sample_ranges(selected_sources, self.rules, position_count, self.sizes.probe_bytes)
+        probes = iter_sample_ranges(
+            selected_sources, self.rules, position_count, self.sizes.probe_bytes, self._is_usable
+        )
         return [(numbers[index], sample_range) for index, sample_range in probes]
 
     def is_small(self, source: Source) -> bool:

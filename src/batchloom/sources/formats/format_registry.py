@@ -253,7 +253,7 @@ FIRST_LINE_BYTES = 1 << 20
 
 _XML = ".xml"
 _INDEX_LABELS = frozenset(parse_suffixes("cdx cdxj wat")) | {"index of a web archive"}
-# Labels beside the files of a sample, as webdataset decodes them, and the address it came from.
+# Names of labels in the samples of WebDataset: classes, indices, ids and addresses.
 _LABEL_SUFFIXES = frozenset(parse_suffixes("cls cls2 class count index inx id url"))
 _NO_TABLE_REMEDY = "rename it to end in .txt if it is meant as text, else fetch it again"
 _FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
