@@ -66,11 +66,13 @@ def test_a_missing_store(tmp_path):
         ("half", "is an unfinished store; give its prepare command again"),
         ("half.bin", "a pair of files, and half.idx is missing"),
         ("s/train", "is a subset of a store; name the store itself: .*/s$"),
+        ("mix.yaml", "this is a YAML file.*it is a mixture: --mixture .*mix.yaml$"),
         ("a.tx", r"--out .*a.tx makes one.*did you mean 'a.txt'\?$"),
     ],
 )
 def test_paths_that_are_not_stores(tmp_path, name, message):
     (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "mix.yaml").write_text("weights: {web: 1}")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("text")
     (tmp_path / "half" / ".work").mkdir(parents=True)

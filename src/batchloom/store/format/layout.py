@@ -130,6 +130,8 @@ def _describe_missing_store(path: Path) -> str:
     if path.suffix in (".bin", ".idx") and path.is_file():
         partner_path = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
         return f"{lead}a Megatron prefix is a pair of files, and {partner_path.name} is missing."
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return f"{lead}this is a YAML file. If it names stores and weights, it is a mixture: --mixture {path}"
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         kind = "file" if path.is_file() else f"folder without {MANIFEST_NAME}"
         return (
