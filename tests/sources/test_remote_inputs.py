@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import lz4.frame
 import pyarrow as pa
 import pytest
 
-from batchloom import BatchloomError, InputError, check
+from batchloom import BatchloomError, InputError, check, doctor
 from batchloom.cli import run_command_line
 from batchloom.core.addresses import has_wildcard, is_url, make_input_labels, redact_url
 from batchloom.core.errors import (
@@ -55,6 +56,7 @@ def put_objects(s3, **files):
         ("hf://datasets/org/name@refs/pr/1/a.jsonl", "hf://datasets/org/name@refs/pr/1/a.jsonl"),
         ("abfs://box@account/a.txt?sig=SECRET", "abfs://account/a.txt"),
         ("/plain/path?x#y", "/plain/path?x#y"),
+        ("file:///plain/path?x#y", "file:///plain/path?x#y"),
     ],
 )
 def test_no_secret_of_a_url_is_shown(url, name):
@@ -370,6 +372,8 @@ def test_other_file_systems_of_fsspec(tmp_path):
     memory.rm("/bucket", recursive=True)
     (tmp_path / "a.txt").write_text("local")
     assert [source.path for source in list_sources([f"file://{tmp_path}/a.txt"]).sources] == [f"{tmp_path}/a.txt"]
+    [command] = doctor(f"file://{tmp_path}/a.txt", tokenizer="bytes").commands
+    assert shlex.split(command)[2] == f"file://{tmp_path}/a.txt"
 
 
 @pytest.fixture

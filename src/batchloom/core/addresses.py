@@ -48,9 +48,9 @@ def get_scheme(url: str) -> str:
 
 
 def redact_url(location: str) -> str:
-    """Return a URL without credentials, query and fragment; a path unchanged."""
+    """Return a URL without credentials, query and fragment; a local path unchanged."""
     scheme = get_scheme(location)
-    if not scheme:
+    if scheme in ("", "file"):
         return location
     address = location[len(scheme) + 3 :]
     if scheme not in _QUERYLESS_SCHEMES:
