@@ -435,6 +435,7 @@ def test_a_run_that_ends_with_its_sources_is_forecast_exactly(store_folder):
         (["plan", "web", "--seq-len", "4", "--global-batch-size", "1", "--overlong", "error"], "choose --overlong split"),
         (["explain", "web", "--step", "0", "--seq-len", "4", "--global-batch-size", "1", "--overlong", "error"], "--overlong split"),
         (["plan", "web", "--seq-len", "4", "--global-batch-size", "6", "--world-size", "4"], "uneven='pad'"),
+        (["plan", "packing='none'/web", "--seq-len", "4", "--global-batch-size", "6"], "folder packing='none'/web:"),
     ],
 )  # fmt: skip
 def test_messages_name_options_where_the_command_has_them(store_folder, capsys, command, spelled):

@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 import json
+import shlex
 import tarfile
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,8 @@ from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import DamagedFileError, SchemaError
 from batchloom.preparation import Note, convert
+from batchloom.sources import PartReader
+from preparation.stores import write_jsonl
 
 FILES = {
     "a.txt": "first",
@@ -293,6 +297,56 @@ def test_files_that_turn_out_to_be_damaged_are_left_out_at_the_end(damaged_tree,
     batchloom.prepare(damaged_tree, out=tmp_path / "t", **settings)
     assert list_texts(tmp_path / "s") == list_texts(tmp_path / "t")
     assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_a_finished_store_names_what_was_left_out(damaged_tree, tmp_path):
+    settings = {**PREPARE, "allow_skipped": True, "tokenizer": "train:300"}
+    first = batchloom.prepare(damaged_tree, out=tmp_path / "s", **settings)
+    damage = {source.name: source.damage for source in batchloom.open_store(tmp_path / "s").manifest.sources}
+    assert [name for name, reason in damage.items() if reason] == [f"in/{name}" for name in DAMAGED]
+    again = batchloom.prepare(damaged_tree, out=tmp_path / "s", **settings)
+    assert again.already_done
+    [note] = [note for note in first.notes if "4 files that cannot be read" in note]
+    assert note in again.notes
+    with pytest.raises(DamagedFileError, match="4 files cannot be read"):
+        batchloom.prepare(damaged_tree, out=tmp_path / "s", **{**settings, "allow_skipped": False})
+    # A mended file is new.
+    _write_file(damaged_tree / "e.jsonl.gz", 4)
+    appended = batchloom.prepare(damaged_tree, out=tmp_path / "s", append=True, **settings)
+    assert appended.counts.documents == 6000
+
+
+def test_many_damaged_files_are_found_in_one_more_reading(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(24):
+        _write_file(tmp_path / "in" / f"{number:02}.jsonl.gz", number)
+    for number in range(8):
+        path = tmp_path / "in" / f"{2 * number:02}.jsonl.gz"
+        path.write_bytes(path.read_bytes()[:-3000])
+    reader = "batchloom.preparation.phases.tokenize_unit.PartReader"
+    readings = []
+    monkeypatch.setattr(reader, lambda part, *rest: readings.append(part.source.name) or PartReader(part, *rest))
+    result = batchloom.prepare(tmp_path / "in", out=tmp_path / "s", allow_skipped=True, **PREPARE)
+    assert result.counts.documents == 16 * 6000
+    assert max(Counter(readings).values()) <= 2
+
+
+def test_a_damaged_part_of_a_table_ends_the_work_with_what_leaves_it_out(tmp_path):
+    (tmp_path / "in" / "odd[1],x").mkdir(parents=True)
+    write_jsonl(tmp_path / "in" / "a.jsonl", [{"text": "x"}])
+    path = tmp_path / "in" / "odd[1],x" / "t.parquet"
+    lines = [hashlib.sha256(b"%d" % n).hexdigest() for n in range(600_000)]
+    pq.write_table(pa.table({"text": lines}), path, row_group_size=50_000, compression="none")
+    data = bytearray(path.read_bytes())
+    metadata = pq.ParquetFile(path).metadata.row_group(9).column(0)
+    start = metadata.dictionary_page_offset or metadata.data_page_offset
+    data[start : start + 40] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match="--exclude") as caught:
+        batchloom.prepare(tmp_path / "in", out=tmp_path / "s", **PREPARE)
+    [pattern] = shlex.split(str(caught.value).partition("--exclude ")[2])
+    result = batchloom.prepare(tmp_path / "in", out=tmp_path / "s", exclude=pattern, restart=True, **PREPARE)
+    assert result.counts.records == 1
 
 
 def test_a_damaged_file_that_is_named_ends_the_work(damaged_tree, tmp_path):

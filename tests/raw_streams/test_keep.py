@@ -45,6 +45,7 @@ from raw_streams.streams import (
     write_table,
     write_texts,
 )
+from sources.test_web_archives import make_record
 from waiting import LIMIT_S
 
 # Two epochs of the inputs, and some steps.
@@ -92,6 +93,12 @@ def make_inputs(folder: Path, kind: str) -> Path:
             for n in range(90)
         ]
         write_lines(folder / "chat.jsonl", rows)
+    elif kind == "wet":
+        for name in ("a", "b"):
+            texts = [f"{name} {text}" for text in make_texts(90)]
+            (folder / f"{name}.wet").write_bytes(
+                b"".join(make_record("conversion", text.encode(), number=n) for n, text in enumerate(texts))
+            )
     elif kind == "bad":
         rows = [json.dumps({"text": t}) for t in make_texts(120)]
         rows[20:20] = ["{"]
@@ -100,14 +107,14 @@ def make_inputs(folder: Path, kind: str) -> Path:
     return folder
 
 
-IN_FAST_TIER = {("jsonl", 1), ("text", 2), ("mixed", 2), ("chat", 1), ("bad", 2)}
+IN_FAST_TIER = {("jsonl", 1), ("text", 2), ("mixed", 2), ("chat", 1), ("wet", 2), ("bad", 2)}
 
 
 @pytest.mark.parametrize(
     ("kind", "world"),
     [
         pytest.param(kind, world, marks=[] if (kind, world) in IN_FAST_TIER else [pytest.mark.slow])
-        for kind in ("jsonl", "text", "mixed", "chat", "bad")
+        for kind in ("jsonl", "text", "mixed", "chat", "wet", "bad")
         for world in (1, 2)
     ],
 )

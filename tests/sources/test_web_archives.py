@@ -13,7 +13,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 import batchloom
 from batchloom import InputError, Plan, PlanSpec, StoreError, check, explain, open_store
 from batchloom.sources import ReadLimits, list_sources
-from batchloom.store import compact_store, remove_documents
+from batchloom.store import compact_store, export_store, remove_documents
 from preparation.stores import prepare_store, read_texts
 from sources.source_reading import read_inputs
 
@@ -204,6 +204,22 @@ def test_url_and_date_are_beside_the_tokens(tmp_path):
     sequences = explain(Plan(store, PlanSpec(seq_len=4096, global_batch_size=1)), 0)
     spans = {span.document: span for sequence in sequences for span in sequence.spans}
     assert spans[1].origin.columns["url"] == "http://host/1"
+
+
+def test_columns_of_old_archives_and_of_exports(tmp_path):
+    record = make_record("conversion", b"text").replace(b"http://host/0", b"<http://host/0>")
+    without_date = make_record("conversion", b"other", number=1).replace(b"WARC-Date", b"WARC-Some")
+    (tmp_path / "a.wet").write_bytes(record + without_date)
+    result = prepare_store(tmp_path / "a.wet", tmp_path / "out", val_fraction=0)
+    store = open_store(result.path, split="train")
+    assert [dict(store.provenance.of(number).columns) for number in (0, 1)] == [
+        {"url": "http://host/0", "date": "2020-01-01T00:00:00Z"},
+        {"url": "http://host/1"},
+    ]
+    assert hash(store.provenance.of(0))
+    export_store(result.path, to="parquet", out=tmp_path / "exported")
+    [path] = (tmp_path / "exported").rglob("*.parquet")
+    assert pq.read_table(path)["url"].to_pylist() == ["http://host/0", "http://host/1"]
 
 
 def test_columns_stay_with_their_documents(tmp_path):

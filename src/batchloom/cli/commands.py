@@ -318,8 +318,8 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
     return next((option + colon + fault for option in options if option in typed), problem)
 
 
-# A setting as Python code spells it, but not as an argument of a call.
-_PYTHON_SETTING = re.compile(r"(?<![\w(.])([a-z_]+)=(?:'([a-z_]+)'|(\d+))")
+# A call in Python code, whose arguments stay as they are, or a setting in its spelling that is no part of a path.
+_PYTHON_SETTING = re.compile(r"\w\([^()]*\)|(?<![\w./=-])([a-z_]+)='([a-z_]+)'(?![\w./=-])")
 
 
 def spell_options(sentence: str, arguments: Sequence[str]) -> str:
@@ -329,8 +329,8 @@ def spell_options(sentence: str, arguments: Sequence[str]) -> str:
     options = {option for parameter in load_command(arguments[0]).params for option in parameter.opts}
 
     def spell(found: re.Match[str]) -> str:
-        option = f"--{found[1].replace('_', '-')}"
-        return f"{option} {found[2] or found[3]}" if option in options else found[0]
+        option = f"--{found[1].replace('_', '-')}" if found[1] else ""
+        return f"{option} {found[2]}" if option in options else found[0]
 
     return _PYTHON_SETTING.sub(spell, sentence)
 

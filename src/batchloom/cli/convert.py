@@ -70,7 +70,7 @@ def convert(
     ] = False,
     allow_skipped: Annotated[
         bool,
-        Option("--allow-skipped", help="Go on if data files of a folder or archive cannot be read."),
+        Option("--allow-skipped", help="Go on if data files of a folder or archive are in forms that are not read."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -71,7 +71,7 @@ def _format_span(span: ExplainedSpan) -> str:
         facts.append(f"loss weights {format_list([f'{weight:g}' for weight in span.loss_weights], _MAX_WEIGHTS)}")
     if span.origin is not None:
         facts.append(f"{span.origin.source} {span.origin.position} (byte {span.origin.offset:,})")
-        facts += map(str, span.origin.columns.values())
+        facts += [f"{name} {value}" for name, value in span.origin.columns.items()]
     facts += [
         f"{medium.kind} {medium.path or 'of the record'} ({medium.stop - medium.start:,} tokens)"
         for medium in span.media

@@ -266,8 +266,15 @@ def _find_finished_job(
             f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
             f"allows; they are listed in {out / QUARANTINE_NAME}. Fix the input, or give its --max-bad."
         )
-    note = report.engine_note if report else ""
-    return make_result(out, manifest, engine_note=note, seconds=log.elapsed, already_done=True)
+    damage = {entry.name: entry.damage for entry in manifest.sources if entry.damage}
+    left_out = [source for source in listing.sources if source.name in damage]
+    notes: tuple[str, ...] = ()
+    if damaged := [(source, DamagedFileError(damage[source.name])) for source in left_out]:
+        notes = leave_out_unfit(listing, damaged, recipe).notes
+        for note in notes:
+            log.add_warning(note)
+    engine_note = report.engine_note if report else ""
+    return make_result(out, manifest, engine_note=engine_note, seconds=log.elapsed, already_done=True, notes=notes)
 
 
 class _UnfitSourcesError(Exception):

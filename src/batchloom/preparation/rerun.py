@@ -379,11 +379,18 @@ def _list_content_differences(
 ) -> list[str]:
     """List files whose bytes differ, among those with another time, or all if hashed."""
     times = {source.name: source.mtime_ns for source in report.sources} if report else {}
+
+    def differs(source: Source, entry: SourceEntry) -> bool:
+        has_other_time = times.get(source.name, source.mtime_ns) != source.mtime_ns
+        # A damaged file has no hash.
+        if entry.damage:
+            return has_other_time
+        return (hashed or has_other_time) and hash_recorded_parts(source, entry) != entry.hash
+
     return [
         f"inputs: {source.name} has other content"
         for source, entry in zip(sources, manifest.sources, strict=True)
-        if (hashed or times.get(source.name, source.mtime_ns) != source.mtime_ns)
-        and hash_recorded_parts(source, entry) != entry.hash
+        if differs(source, entry)
     ]
 
 

@@ -25,7 +25,7 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
     Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; ``loss_weights`` list<float> if weighted;
     provenance; with an objective also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good``, ``bad``,
-    ``prompt`` or ``steps``); for documents that carry columns ``fields``, their JSON.
+    ``prompt`` or ``steps``); for documents that carry columns ``fields``, their JSON; the columns of their records.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
@@ -80,7 +80,14 @@ def _make_schema(store: Store) -> pa.Schema:
         fields += [("pair", pa.int64()), ("side", pa.string())]
     if _carries_fields(store):
         fields.append(("fields", pa.string()))
-    return pa.schema(fields)
+    return pa.schema([*fields, *_list_record_columns(store)])
+
+
+def _list_record_columns(store: Store) -> list[pa.Field]:
+    """Return the columns of the records of all shards."""
+    no_rows = np.empty(0, np.int64)
+    tables = [store.shards.columns(shard, no_rows) for shard in range(len(store.shards))]
+    return [*{field.name: field for table in tables if table is not None for field in table.schema}.values()]
 
 
 def _carries_fields(store: Store) -> bool:
@@ -109,4 +116,10 @@ def _make_columns(document_range: DocumentRange, names: pa.Array, schema: pa.Sch
         columns.append(pa.array(SIDE_NAMES).take(pa.array(document_range.sides.sides)))
     if document_range.fields is not None:
         columns.append(pa.array(document_range.fields.list_texts()))
+    rows, table = len(document_range.lengths), document_range.columns
+    for field in list(schema)[len(columns) :]:
+        if table is not None and field.name in table.column_names:
+            columns.append(table[field.name].combine_chunks())
+        else:
+            columns.append(pa.nulls(rows, field.type))
     return columns

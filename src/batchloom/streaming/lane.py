@@ -463,7 +463,8 @@ class RangeCollector:
             raise AssertionError("a stream has no documents that carry columns")
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
-        """The documents of a stream carry no columns."""
+        if self.log is not None:
+            self.log.add_columns(part, columns)
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         if self.log is not None:

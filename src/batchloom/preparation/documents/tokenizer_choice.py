@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from batchloom.chat import NO_TEMPLATE, choose_template
-from batchloom.core.errors import InputError
+from batchloom.core.errors import DamagedFileError, InputError
 from batchloom.core.fingerprint import derive_key
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers, iter_texts
@@ -266,9 +267,9 @@ def limit_distinct_texts(texts: Iterable[str]) -> Iterator[str]:
 
 def _iter_part_texts(part: SourcePart, record_parsers: RecordParsers) -> Iterator[str]:
     record_parser = record_parsers.get_parser(part.source)
-    with PartReader(part, record_parser.rules) as reader:
+    # Damaged files are left out and named when the input is prepared, as bad records are.
+    with suppress(DamagedFileError), PartReader(part, record_parser.rules) as reader:
         for batch in reader:
-            # Bad records are reported when the input is prepared, not here.
             record_parser.parse_records(batch)
             for document in batch.values:
                 yield from iter_texts(document)

@@ -310,6 +310,7 @@ def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
                 revision=source.revision,
                 dataset=settings.name or "",
                 weight=None if settings.weight is None else float(settings.weight),
+                damage=next((counts.damage for counts, _ in parts if counts.damage), ""),
             )
         )
     return tuple(entries)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, get_args
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import DamagedFileError, InputMissingError
@@ -13,7 +13,7 @@ from batchloom.core.wording import format_count
 from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS, UNTRAINED_RULE
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
-from batchloom.preparation.request.inputs import is_named, leave_out_unfit
+from batchloom.preparation.request.inputs import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import (
@@ -24,6 +24,7 @@ from batchloom.preparation.units.units import (
     UnitProgress,
     UnitTask,
     UnusableError,
+    WorkerStage,
 )
 from batchloom.preparation.units.work_folder import (
     Alteration,
@@ -45,6 +46,8 @@ from batchloom.sources import (
 from batchloom.sources.files import PartStart, Source
 from batchloom.sources.formats import is_sequential
 
+# Damaged files that are named when they are met; all are listed at the end.
+_MAX_NOTED = 5
 # Part starts by (path, nominal offset).
 CutsBySource = Mapping[tuple[str, int], PartStart | None]
 
@@ -95,6 +98,7 @@ class TokenizePhase:
         self._counters = counters = JobCounters(log.listener, recipe.max_bad, listing.bytes)
         self._crash_tracker = CrashTracker(units, log.add_warning, together=recipe.dedup.repeat_unit is not None)
         self._progress_by_unit: dict[int, UnitProgress] = {}
+        self._damaged_names: set[str] = set()
         for unit, facts in zip(units, map(read_unit_facts, folders), strict=True):
             if facts is not None:
                 counters.count_resumed(
@@ -219,16 +223,18 @@ class TokenizePhase:
         return search_all_ranges(executor, tuple(segments.key_files), segments.folder, self._work.attempt)
 
     def handle_message(self, event: Any) -> None:
-        """Handle a worker's message; raises TooManyBadRecordsError above the budget."""
+        """Handle a worker's message.
+
+        Raises:
+            TooManyBadRecordsError: more records are bad than the job allows.
+            DamagedFileError: a file is damaged that an input names, or of which other parts are read already.
+        """
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
             self._crash_tracker.record_marker(number, message)
             return
         if isinstance(message, DamagedPart):
-            source = self._units[number].parts[message.part].source
-            if is_named(source, self._recipe):
-                raise DamagedFileError(message.reason)
-            self._forget_progress(number)
+            self._note_damage(number, message)
             return
         previous, self._progress_by_unit[number] = (self._progress_by_unit.get(number, UnitProgress()), message)
         counters = self._counters
@@ -244,6 +250,20 @@ class TokenizePhase:
             counters.count_bad(first, message.bad - previous.bad, added)
         if message.documents > previous.documents:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
+
+    def _note_damage(self, number: int, damaged: DamagedPart) -> None:
+        part = self._units[number].parts[damaged.part]
+        if is_named(part.source, self._recipe):
+            raise DamagedFileError(damaged.reason)
+        if (part.start, part.stop) != (0, part.source.size):
+            raise DamagedFileError(f"{damaged.reason} {describe_exclusion(part.source)}")
+        is_new = part.source.name not in self._damaged_names
+        self._damaged_names.add(part.source.name)
+        if is_new and len(self._damaged_names) <= _MAX_NOTED:
+            self._log.note(f"{damaged.reason} The work goes on without it.")
+        self._forget_progress(number)
+        for stage in get_args(WorkerStage):
+            self._crash_tracker.record_marker(number, CrashMarker(stage, None))
 
     def _forget_progress(self, number: int) -> None:
         progress = self._progress_by_unit.pop(number, UnitProgress())

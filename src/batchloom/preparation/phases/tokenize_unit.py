@@ -50,6 +50,7 @@ from batchloom.preparation.units.units import (
     CrashMarker,
     DamagedPart,
     RecordPosition,
+    Unit,
     UnitProgress,
     UnitTask,
     UnusableError,
@@ -66,7 +67,7 @@ from batchloom.preparation.units.work_folder import (
 )
 from batchloom.preparation.workers.protocols import MessageCallback
 from batchloom.sources import PartReader, SourcePart, prefetch_sources
-from batchloom.store import write_file
+from batchloom.store import wrap_write_errors, write_file
 from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
 from batchloom.text import TextCleaner
@@ -225,7 +226,8 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
     :class:`DamagedPart` for a damaged file. A record that ends the job, as the recipe demands, raises UnusableError.
     """
     folder = attempt_folder(unit_task.output_path, unit_task.attempt)
-    facts = _leave_out_damaged(partial(_tokenize_parts, unit_task, context, folder, send_message), send_message)
+    tokenize_parts = partial(_tokenize_parts, unit_task, context, folder, send_message)
+    facts = _retry_without_damaged(tokenize_parts, unit_task.unit, context, send_message)
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
     if move_into_place(folder, unit_task.output_path):
@@ -248,19 +250,38 @@ def _name_part(number: int) -> Iterator[None]:
         raise _DamagedPartError(number, error) from error
 
 
-def _leave_out_damaged(attempt: Callable[[Mapping[int, str]], _T], send_message: MessageCallback) -> _T:
-    """Run ``attempt`` without the parts whose files turn out to be damaged.
+def _retry_without_damaged(
+    read_parts: Callable[[Mapping[int, str]], _T], unit: Unit, context: EncodeContext, send_message: MessageCallback
+) -> _T:
+    """Call ``read_parts`` again without the parts whose files turn out to be damaged.
 
-    What was read of such a file may be wrong, too, so each time the attempt starts over. Its argument has the damage
-    by part.
+    What was read of such a file before may be wrong, too. Its argument has the damage by part.
     """
-    damage: dict[int, str] = {}
-    while True:
+    try:
+        return read_parts({})
+    except _DamagedPartError as error:
+        # The other parts are examined at once: with many damaged files, one retry each would take hours.
+        damage = {error.part: str(error), **_find_damage(unit, error.part + 1, context)}
+    for part, reason in damage.items():
+        send_message(DamagedPart(part, reason))
+    return read_parts(damage)
+
+
+def _find_damage(unit: Unit, first: int, context: EncodeContext) -> dict[int, str]:
+    """Read the parts from ``first`` on, and return the damage of files by part."""
+    damage = {}
+    for number, part in enumerate(unit.parts):
+        if number < first:
+            continue
         try:
-            return attempt(damage)
-        except _DamagedPartError as error:
-            damage[error.part] = str(error)
-            send_message(DamagedPart(error.part, str(error)))
+            rules = context.record_parsers.get_parser(part.source).rules
+            with PartReader(part, rules, context.bounds) as reader:
+                for _ in reader:
+                    pass
+                reader.finish()
+        except DamagedFileError as error:
+            damage[number] = str(error)
+    return damage
 
 
 def _tokenize_parts(
@@ -271,7 +292,9 @@ def _tokenize_parts(
     damage: Mapping[int, str],
 ) -> UnitFacts:
     if damage:
-        shutil.rmtree(folder)
+        # Not every file of the first try is written again.
+        with wrap_write_errors(folder):
+            shutil.rmtree(folder)
     make_folder(folder)
     context.bounds.set_known_cuts(unit_task.known_cuts)
     with contextlib.ExitStack() as stack:
@@ -707,7 +730,8 @@ def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message
     The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
     each batch, and a :class:`DamagedPart` for a damaged file.
     """
-    return _leave_out_damaged(partial(_write_part_keys, unit_task, context, send_message), send_message)
+    write_keys = partial(_write_part_keys, unit_task, context, send_message)
+    return _retry_without_damaged(write_keys, unit_task.unit, context, send_message)
 
 
 def _write_part_keys(

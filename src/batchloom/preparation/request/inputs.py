@@ -666,6 +666,14 @@ def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
     return DamagedFileError(reason)
 
 
+def describe_exclusion(source: Source) -> str:
+    """Describe how to leave out a file, or the archive that it is in."""
+    name = source.name if source.member is None else source.member.archive.name
+    # A comma separates patterns.
+    pattern = re.sub(r"[\[*?]", r"[\g<0>]", name).replace(",", "?")
+    return f"To leave it out: --exclude {shlex.quote(pattern)}"
+
+
 def _describe_input(recipe: Recipe, number: int) -> str:
     """Return an input as it was given."""
     source = recipe.source(number)

@@ -7,10 +7,10 @@ cached, its temporary files are byte-identical to those of the tokenization phas
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, final
+from typing import IO, Any, final
 
 import msgspec
 import numpy as np
@@ -23,7 +23,15 @@ from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.settings.recipe import DedupRecipe
-from batchloom.preparation.units.unit_files import ROW, UnitFiles, UnitMediaWriter, read_placed_media, read_unit_media
+from batchloom.preparation.units.unit_files import (
+    ROW,
+    UnitColumnsWriter,
+    UnitFiles,
+    UnitMediaWriter,
+    read_placed_media,
+    read_unit_columns,
+    read_unit_media,
+)
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
@@ -75,7 +83,7 @@ class StreamBatchWriter:
         self._documents = 0
         self._dtype, self._train = "<u2", 0
         make_folder(self._folder)
-        self._media = UnitMediaWriter(self._folder)
+        self._media, self._columns = UnitMediaWriter(self._folder), UnitColumnsWriter(self._folder)
         self._open: dict[str, IO[bytes]] = {}
         with wrap_write_errors(self._folder):
             for name in (_TOKENS, _ROWS, _FLAGS, BAD_NAME):
@@ -101,6 +109,9 @@ class StreamBatchWriter:
                 self._open[_FLAGS].write(np.ascontiguousarray(trained).data)
         self._batches.append((len(rows), len(tokens), trained is not None))
 
+    def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
+        self._columns.add(part, columns)
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         with wrap_write_errors(self._folder):
             for bad in bad_records:
@@ -112,8 +123,9 @@ class StreamBatchWriter:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
-        self._media.sync()
-        self._media.close()
+        for further in (self._media, self._columns):
+            further.sync()
+            further.close()
         batch_facts = StreamBatchFacts(number, last, parts, self._batches, self._dtype, self._train, facts)
         write_file(self._folder / _FACTS, msgspec.json.encode(batch_facts))
         sync_folder(self._folder)
@@ -121,7 +133,7 @@ class StreamBatchWriter:
 
     def abandon(self) -> None:
         """Delete the files of a batch that was not read to its end."""
-        for close in (self._media.close, *(file.close for file in self._open.values())):
+        for close in (self._media.close, self._columns.close, *(file.close for file in self._open.values())):
             with contextlib.suppress(OSError):
                 close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -204,6 +216,8 @@ def _copy_stream_batch(
             placed_media = read_placed_media(media, first, documents)
             files.add(ids, rows, membership.codes(rows), flags, media=placed_media)
             first += documents
+        if (columns := read_unit_columns(folder)) is not None:
+            files.move_columns(columns, parts, shift)
         for line in (folder / BAD_NAME).read_bytes().splitlines():
             local_part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
             moved = replace(bad, record=bad.record + int(shift[local_part]))

@@ -41,6 +41,7 @@ from batchloom.store.format import (
     get_facts_kind,
     make_stored_media,
     read_blob,
+    split_pair_numbers,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class UnitFiles:
         self._tokens = dict.fromkeys(SUBSETS, 0)
         self._media, self._documents = UnitMediaWriter(folder), 0
         self._field_bytes = 0
-        self._columns: pa.ipc.RecordBatchStreamWriter | None = None
+        self._columns = UnitColumnsWriter(folder)
         near = [SIGNATURES_NAME] if dedup.mode == "near" else []
         for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_file_name, SUBSETS)):
             with wrap_write_errors(folder):
@@ -131,6 +132,7 @@ class UnitFiles:
     def __exit__(self, *exc: object) -> None:
         self._stack.__exit__(*sys.exc_info())
         self._media.close()
+        self._columns.close()
         for file in self._open.values():
             # A failed write has raised already; closing would only raise it again.
             with contextlib.suppress(OSError):
@@ -250,19 +252,14 @@ class UnitFiles:
                 self._open[name].write(data)
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
-        """Append the columns of records of a part; those that have some have the same."""
-        if not columns:
-            return
-        import pyarrow as pa  # noqa: PLC0415 - heavy, and few units have columns
+        """Append the columns of records of a part; all parts have the same names and types."""
+        self._columns.add(part, columns)
 
-        rows = pa.Table.from_pylist([*columns.values()])
-        keys = compute_pair_numbers(np.full(len(columns), part, np.uint32), np.array([*columns], np.uint64))
-        table = rows.add_column(0, _KEY, pa.array(keys))
-        with wrap_write_errors(self._folder):
-            if self._columns is None:
-                self._open[COLUMNS_NAME] = (self._folder / COLUMNS_NAME).open("wb")
-                self._columns = pa.ipc.new_stream(self._open[COLUMNS_NAME], table.schema)
-            self._columns.write_table(table)
+    def move_columns(self, columns: "UnitColumns", parts: NDArray[np.uint32], shift: NDArray[np.uint64]) -> None:
+        """Append columns of a stream batch under other numbers of parts and records."""
+        local_parts, records = split_pair_numbers(columns.keys)
+        keys = compute_pair_numbers(parts[local_parts], records + shift[local_parts])
+        self._columns.write(UnitColumns(keys, columns.table))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         with wrap_write_errors(self._folder):
@@ -276,9 +273,8 @@ class UnitFiles:
         """Flush the files to disk, bad records in input order."""
         self._stack.close()
         self._media.sync()
+        self._columns.sync()
         with wrap_write_errors(self._folder):
-            if self._columns is not None:
-                self._columns.close()
             for file in self._open.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -318,13 +314,56 @@ class UnitColumns:
     table: "pa.Table"  # [R]
 
     def take(self, rows: NDArray[np.void]) -> "pa.Table | None":
-        """Return the columns of documents, nulls for those without; None if none has some."""
+        """Return columns of documents, [D], null where a record has none; None if all are."""
         import pyarrow as pa  # noqa: PLC0415 - as above
 
         keys = compute_pair_numbers(rows["part"], rows["record"])
         indices = np.minimum(self.keys.searchsorted(keys), len(self.keys) - 1)
         is_missing = self.keys[indices] != keys
         return None if is_missing.all() else self.table.take(pa.array(indices, mask=is_missing))
+
+
+@final
+class UnitColumnsWriter:
+    """Writer of the columns of records, whose file is created with the first ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / COLUMNS_NAME
+        self._file: IO[bytes] | None = None
+        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def add(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
+        """Append the columns of records of a part, by record."""
+        if columns:
+            import pyarrow as pa  # noqa: PLC0415 - heavy, and few units have columns
+
+            keys = compute_pair_numbers(np.full(len(columns), part, np.uint32), np.array([*columns], np.uint64))
+            self.write(UnitColumns(keys, pa.Table.from_pylist([*columns.values()])))
+
+    def write(self, columns: UnitColumns) -> None:
+        """Append columns."""
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        table = columns.table.add_column(0, _KEY, pa.array(columns.keys))
+        with wrap_write_errors(self._path):
+            if self._stream is None:
+                self._file = self._path.open("wb")
+                self._stream = pa.ipc.new_stream(self._file, table.schema)
+            self._stream.write_table(table)
+
+    def sync(self) -> None:
+        """Complete the file and flush it to disk."""
+        if self._stream is not None and self._file is not None:
+            with wrap_write_errors(self._path):
+                self._stream.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        # As for other files, a failed write has raised already.
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def read_unit_columns(folder: Path) -> UnitColumns | None:
@@ -335,7 +374,10 @@ def read_unit_columns(folder: Path) -> UnitColumns | None:
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     with translate_read_errors(path):
-        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        try:
+            table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        except pa.ArrowInvalid as error:
+            raise OSError(str(error)) from error
     return UnitColumns(table[_KEY].to_numpy(), table.drop_columns([_KEY]))
 
 

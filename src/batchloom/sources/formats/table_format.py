@@ -515,7 +515,8 @@ def _wrap_arrow_errors(source: Source) -> Iterator[None]:
     except MemoryError as error:
         # Too little memory is no damage, although a damaged file can ask for too much.
         raise InputError(
-            f"{source.name} cannot be read: not enough memory ({error}). Give the job more, or leave the file out."
+            f"{source.name} cannot be read: not enough memory ({error}). Give the job more memory, or leave the file "
+            "out."
         ) from error
     except (pa.ArrowException, ValueError, OSError, EOFError) as error:
         # Arrow's own errors of damaged pages have no number.

@@ -56,7 +56,7 @@ def read_warc(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         else:
             offset, row = item
             batch.add(number, offset, _take_field(row, number, offset, rules))
-            batch.columns[number] = {name: value for name, value in row.items() if name != "text"}
+            batch.columns[number] = {name: value or None for name, value in row.items() if name != "text"}
         if batch.records_read == _BATCH_RECORDS:
             yield batch
             batch = Records()
@@ -111,7 +111,8 @@ class _WarcReader:
             return text.reason
         row = {
             "text": text,
-            "url": record.fields.get("warc-target-uri", ""),
+            # Old archives have it in angle brackets.
+            "url": record.fields.get("warc-target-uri", "").removeprefix("<").removesuffix(">"),
             "date": record.fields.get("warc-date", ""),
         }
         return record.offset, row

@@ -220,6 +220,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     answer), ``labels`` (labelled answers), ``prompts``, ``steps`` (answers with labelled steps) or absent.
     ``revision`` is the commit of the repository the file was read from, if any. ``dataset`` is the name given to
     the input it belongs to, and ``weight`` the given weight of that input; both are absent if not given.
+    ``damage`` describes the damage of a file that was left out: its one part has no bytes.
     """
 
     name: str
@@ -237,6 +238,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     revision: str = ""
     dataset: str = ""
     weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    damage: str = ""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Rows that are read together to find the columns of one document.
-_GROUP_ROWS = 1 << 16
+_GROUP_ROWS = 1 << 12
 
 
 def encode_columns(table: "pa.Table") -> bytes:
-    """Return the complete ``.parquet`` of a shard."""
+    """Return the complete ``.parquet`` of a shard; its bytes depend on Arrow's version."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, and few stores have columns
 
     output = BytesIO()

@@ -585,7 +585,7 @@ class DocumentProvenance:
     offset: int
     line: int | None
     hash: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def position(self) -> str:

@@ -299,12 +299,9 @@ def _list_shard_faults(
         faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
     if shard.bands is not None:
         map_signature_file(stem.with_suffix(".bands"), shard.documents)
-    if shard.parquet is not None:
-        path = stem.with_suffix(".parquet")
-        read_columns(path, map_file(path), shard.documents)
     for suffix, checksum in shard.checksums.items():
-        # The blocks of these two are hashed with the tokens; .sums files are compared as a whole.
-        if suffix not in (".bin", ".sums", ".blobsums"):
+        # The blocks of these are hashed with the tokens; .sums files are compared as a whole.
+        if suffix not in (".bin", ".sums", ".blobsums", ".parquet"):
             faults += _list_checksum_faults(stem.with_suffix(suffix), checksum)
     faults += [
         f"{path}: the manifest does not list it."
@@ -315,6 +312,7 @@ def _list_shard_faults(
         if path.suffix not in shard.checksums and path.exists()
     ]
     faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
+    faults += _list_column_faults(stem.with_suffix(".parquet"), shard)
     faults += _list_field_faults(stem, shard, lengths, manifest.objective)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
@@ -409,6 +407,23 @@ def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
             faults.append(f"{blobs}: has {size:,} bytes, its media end at {end:,}.")
     elif blobs.exists():
         faults.append(f"{blobs}: no medium of its shard is stored in it.")
+    return faults
+
+
+def _list_column_faults(path: Path, shard: ShardEntry) -> list[str]:
+    """List the faults of a shard's ``.parquet``, parsed only if its checksum is right."""
+    if shard.parquet is None:
+        return []
+    data = map_file(path)
+    if compute_checksum(data) != shard.parquet:
+        return [f"{path}: checksum differs from the manifest's."]
+    faults = []
+    if len(data) != shard.parquet_bytes:
+        faults.append(f"{path}: has {len(data):,} bytes, the manifest says {shard.parquet_bytes or 0:,}.")
+    try:
+        read_columns(path, data, shard.documents, np.empty(0, np.int64))
+    except StoreError as error:
+        faults.append(str(error))
     return faults
 
 

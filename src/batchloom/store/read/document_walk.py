@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from batchloom.store.format.shard_sidecars import (
 )
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MAX_DOCUMENTS = 1 << 14
 _MAX_TOKENS = 1 << 20
@@ -41,6 +44,7 @@ class DocumentRange:
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
         sides: pair and side of each document; None without an objective.
         fields: columns that the documents carry; None if they carry none.
+        columns: columns of their records; None if the shard has none.
     """
 
     lengths: NDArray[np.int64]
@@ -50,6 +54,7 @@ class DocumentRange:
     records: NDArray[np.int64] | None
     sides: PairIndex | None = None
     fields: DocumentFields | None = None
+    columns: "pa.Table | None" = None
 
 
 def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[DocumentRange]:
@@ -68,7 +73,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             sources = part_table.numbers[provenance.parts]
             records = part_table.preceding_records[provenance.parts] + provenance.records.astype(np.int64)
         sides = store.shards.sides(number) if store.contents.objective else None
-        fields = store.shards.fields(number)
+        fields, columns = store.shards.fields(number), store.shards.columns(number)
         for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)
             numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -87,6 +92,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
                 None if records is None else records[rows],
                 None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),
                 None if fields is None else fields.take(rows),
+                None if columns is None else columns.take(rows),
             )
 
 

@@ -347,7 +347,7 @@ class ShardWriter:
             data = fields.to_bytes()
             checksum = write_file(self._stem.with_suffix(".fields"), data)
             entry = replace(entry, fields=checksum, fields_bytes=len(data))
-        if columns is not None:
+        if columns is not None and any(column.null_count < len(columns) for column in columns.columns):
             data = encode_columns(columns)
             checksum = write_file(self._stem.with_suffix(".parquet"), data)
             entry = replace(entry, parquet=checksum, parquet_bytes=len(data))
