@@ -252,7 +252,7 @@ class UnitFiles:
                 self._open[name].write(data)
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
-        """Append the columns of records of a part; all parts have the same names and types."""
+        """Append columns of records of a part; all parts have the same names and types."""
         self._columns.add(part, columns)
 
     def move_columns(self, columns: "UnitColumns", parts: NDArray[np.uint32], shift: NDArray[np.uint64]) -> None:

@@ -22,7 +22,7 @@ _GROUP_ROWS = 1 << 12
 
 
 def encode_columns(table: "pa.Table") -> bytes:
-    """Return the complete ``.parquet`` of a shard; its bytes depend on Arrow's version."""
+    """Return a shard's complete ``.parquet``; its bytes depend on Arrow's version."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, and few stores have columns
 
     output = BytesIO()
