@@ -300,7 +300,7 @@ def test_conversations_longer_than_a_sequence(tmp_path, capsys):
     args = ["worker", "--dataset-type", "store", "--dataset-name", store, "--device", "cpu"]
     args += ["--seq-len", "200", "--num-steps", "2", "--batch-size", "1"]
     assert command([*args, "--out", str(tmp_path / "a")]) == 1
-    assert "use overlong='split'" in capsys.readouterr().err
+    assert "use --overlong split" in capsys.readouterr().err
     args += ["--out", str(tmp_path / "b")]
     assert command([*args, "--overlong", "split"]) == 0
     assert "2 steps, " in capsys.readouterr().out

@@ -235,7 +235,10 @@ class StoreShards:
     def columns(self, shard: int, rows: Ids | None = None) -> "pa.Table | None":
         """Return the columns of rows of a shard, of all by default; None if it has none."""
         manifest = self._reader.manifest
-        if manifest is None or manifest.subsets[self._reader.split].shards[shard].parquet is None:
+        # Synthetic data has no shards.
+        if manifest is None or not self._location.on_disk:
+            return None
+        if manifest.subsets[self._reader.split].shards[shard].parquet is None:
             return None
         return self._reader.columns(shard, rows)
 
