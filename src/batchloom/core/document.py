@@ -52,7 +52,7 @@ class Records:
         left_out: number of records that the source or a sample of the input leaves out, by reason.
         weights: weight of the loss of each text; empty if all are 1.
         untrained: indices of the texts of weight 0, which are not among the values.
-        columns: values that a store keeps beside the text, by index of the record; also of bad and dropped records.
+        columns: values of a record to store beside its text, by record index. Bad and dropped records have some, too.
     """
 
     values: list[Any] = field(default_factory=list)

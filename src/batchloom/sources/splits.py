@@ -225,8 +225,8 @@ def select_split(
         _select(selection, folder, wanted or (TRAIN if is_held_out else ""), name)
     if named_texts:
         selection.notes.append(
-            f"Read although named like splits: {format_list(named_texts, _MAX_LISTED)}. Other texts beside them are "
-            "named otherwise; --input-split train leaves such files out."
+            f"These texts are read, although their names are those of splits: {format_list(named_texts, _MAX_LISTED)}. "
+            "--input-split train leaves them out."
         )
     if wanted and wanted not in (TRAIN, ALL_SPLITS):
         # What no data set holds is training data.

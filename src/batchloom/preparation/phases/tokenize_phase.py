@@ -227,7 +227,7 @@ class TokenizePhase:
 
         Raises:
             TooManyBadRecordsError: more records are bad than the job allows.
-            DamagedFileError: a file is damaged that an input names, or of which other parts are read already.
+            DamagedFileError: an input names the damaged file, or other parts of the file are stored.
         """
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
