@@ -126,20 +126,23 @@ def test_the_flat_form_is_checked(store):
 
 
 LATE_MODEL = """
-import transformers, batchloom, torch
+import sys, batchloom, torch
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 loader = batchloom.Loader(write_store("s", [[n % 90 + 3] * 9 for n in range(40)]), seq_len=48, global_batch_size=2)
+batch = loader.batch(0)
+assert "transformers" not in sys.modules
+import transformers
 sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=320, **sizes))
 try:
-    model(**next(iter(loader)))
+    model(**batch)
 except TrainError as error:
     print(error)
 """
 
 
-def test_a_model_that_is_loaded_after_the_loader_is_checked(tmp_path, monkeypatch):
+def test_a_model_whose_library_is_imported_after_the_batch_was_taken_is_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run_python(LATE_MODEL)
     assert "see each other" in result.stdout, result.stderr
@@ -234,8 +237,6 @@ def judge_call(model, batch, arguments):
 
 @pytest.mark.slow
 def test_every_family_is_right_or_refused(store):
-    # Calls are checked from the first batch on that is made after the models of transformers were imported.
-    make_tiny_model("llama")
     batch = batchloom.Loader(store, **SIZES)[0]
     verdicts = {}
     for family in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -78,6 +77,7 @@ from batchloom.batches.loading.stream_steps import (
     open_stream_cursor,
 )
 from batchloom.batches.media.media_stores import replace_missing_documents, resume_with_missing
+from batchloom.batches.model_import import check_later_model_calls
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import InputError, PlanError, StateError
 from batchloom.core.settings import as_int, quote_value
@@ -168,7 +168,7 @@ class Loader:
     ) -> None:
         refuse_other_names(_, inspect.signature(Loader).parameters)
         refuse_other_types(plan, batch)
-        _check_model_calls()
+        check_later_model_calls()
         request = PlanArguments(
             seq_len=seq_len,
             global_batch_size=global_batch_size,
@@ -276,7 +276,6 @@ class Loader:
         try:
             for batch in batches:
                 self._iterations.record_batch(run, batch.step)
-                _check_model_calls()
                 yield batch
             self._iterations.resumed = False
         finally:
@@ -293,7 +292,6 @@ class Loader:
                 self._iterations.record_batch(run, batch.step)
                 if run.batch_count == 1 and uncounted:
                     count_left_out(self.plan)
-                _check_model_calls()
                 yield batch
             self._iterations.resumed = False
         finally:
@@ -398,7 +396,6 @@ class Loader:
         Raises:
             SettingsError: an invalid step number.
         """
-        _check_model_calls()
         if self._stream is not None:
             raise make_random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
@@ -672,14 +669,6 @@ class Loader:
         announce_loss_weights(self.plan)
         announce_unused_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
-
-
-def _check_model_calls() -> None:
-    """Check calls of models from now on; transformers may load their module late."""
-    if "transformers.modeling_utils" in sys.modules:
-        from batchloom.batches.model_calls import check_model_calls  # noqa: PLC0415 - torch is optional
-
-        check_model_calls()
 
 
 def lose_track(loader: Loader) -> None:
