@@ -491,3 +491,22 @@ def test_markers_of_media_in_texts_are_noticed(tmp_path, caplog, content):
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
     [note] = [message for message in caplog.messages if "markers of media" in message]
     assert "3 records" in note
+
+
+@pytest.mark.parametrize("place", ["column", "message"])
+def test_an_unknown_key_in_every_record_is_one_note(tmp_path, place):
+    mood = {"mood": "calm"}
+    question = {"role": "user", "content": "q", **(mood if place == "message" else {})}
+    record = {"messages": [question, {"role": "assistant", "content": "a"}], **(mood if place == "column" else {})}
+    result = make(tmp_path, [record] * 1500)
+    assert sum("mood" in note for note in result.notes) == 1
+    assert (result.path / "quarantine.jsonl").read_text() == ""
+
+
+def test_an_unsupported_key_in_every_later_record_is_one_line(tmp_path):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    records = [{"messages": messages, **({"functions": ["x"]} if n > 200 else {})} for n in range(1500)]
+    with pytest.raises(InputError) as caught:
+        make(tmp_path, records)
+    assert str(caught.value).count("column 'functions'") == 1
+    assert len(str(caught.value)) < 1000

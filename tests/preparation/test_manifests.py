@@ -134,7 +134,7 @@ def test_every_default():
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     assert config == DatasetConfig(dataset_path="x.jsonl", **DEFAULTS)
     entry = DatasetConfig(datasets=[{"path": "x"}]).datasets[0]
-    assert {field.name for field in fields(entry) if getattr(entry, field.name)} == {"path", "column_keys"}
+    assert {field.name for field in fields(entry) if getattr(entry, field.name)} == {"path"}
     assert config.tokenizer is None
     with pytest.raises(FrozenInstanceError):
         config.packing = True
@@ -643,3 +643,23 @@ def test_very_many_data_sets(tmp_path, count):
     inputs = list_inputs(path)
     assert (len(inputs), inputs[-1][1].weight) == (count, 0.5)
     assert time.process_time() - start < max(10, count * 1e-3)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "base_model: bytes\ndatasets: [{path: data/sums.jsonl, type: chat_template}]",
+        "model_name_or_path: bytes\ndataset: identity,alpaca",
+        "model: bytes\ndataset: [data/sums.jsonl]",
+        "dataset: data/sums.jsonl",
+    ],
+)
+def test_the_job_of_another_trainer_is_refused_with_what_to_write(folder, job):
+    path = write(folder / "job.yaml", job)
+    with pytest.raises(InputError, match=r"job.yaml is the job of another trainer.* List its data sets in a manifest"):
+        prepare(path, folder / "out")
+
+
+def test_a_role_that_is_no_text_is_refused():
+    with pytest.raises(SettingsError, match=r"datasets\[0\].mapping.5: unknown role; roles are prompt, "):
+        DatasetConfig(datasets=[{"path": "texts.jsonl", "mapping": {5: "text"}}])

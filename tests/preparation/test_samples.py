@@ -160,7 +160,6 @@ def test_a_file_may_have_such_a_name(tmp_path, name):
         ("a.jsonl#", "inputs: 'a.jsonl#': '' is not a number of records"),
         (f"a.jsonl#{10**30}", "is not a number of records"),
         ("a.yaml#5", "a number belongs to one data set; write num_samples: 5"),
-        ("dataset_info.json#5", "a number belongs to one data set; write dataset_info.json:NAME#5"),
     ],
 )
 def test_wrong_numbers_are_refused(tmp_path, monkeypatch, text, problem):

@@ -202,7 +202,7 @@ class RecordParsers:
             settings, message = self._recipe.source(source.input), f"{source.name}: {error}"
             if settings.location:
                 # In a file of data sets, its own keys replace the command-line options.
-                message = f"{settings.location}: {message} (use {settings.column_keys} in that file)"
+                message = f"{settings.location}: {message} (use mapping: in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,

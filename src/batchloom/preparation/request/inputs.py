@@ -1,6 +1,5 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
-import json
 import os
 import re
 import shlex
@@ -20,9 +19,9 @@ from batchloom.core.addresses import (
     strip_file_scheme,
 )
 from batchloom.core.errors import DamagedFileError, InputError, InputMissingError, SchemaError, SettingsError
-from batchloom.core.settings import list_settings, quote_value, raise_problems
+from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
-from batchloom.core.wording import format_count, format_list, shorten
+from batchloom.core.wording import format_count, format_list
 from batchloom.media import FrameSampling
 from batchloom.preparation.request.json_objects import leave_out_objects
 from batchloom.preparation.settings.dataset_config import (
@@ -31,15 +30,10 @@ from batchloom.preparation.settings.dataset_config import (
     DatasetEntry,
     DatasetType,
 )
-from batchloom.preparation.settings.dataset_file import (
-    ConfigLocation,
-    FileSetting,
-    describe_dataset_info,
-    split_dataset_info,
-)
+from batchloom.preparation.settings.dataset_file import ConfigLocation
 from batchloom.preparation.settings.media_recipe import MediaRecipe, has_only_tokenizer
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe, normalize_encoding
-from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
+from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
     LinkBounds,
@@ -82,7 +76,6 @@ class ResolvedInputs:
         tokenizer: the tokenizer, as ``prepare`` takes it.
         notes: notes for the user before work begins.
         follow_links: whether a manifest follows symbolic links that lead out of an input folder.
-        settings: settings that files of other libraries state; the given ones override them.
     """
 
     inputs: tuple[str, ...]
@@ -91,7 +84,6 @@ class ResolvedInputs:
     tokenizer: str
     notes: tuple[str, ...] = ()
     follow_links: bool = False
-    settings: tuple[tuple[str, FileSetting], ...] = ()
 
 
 def resolve_inputs(
@@ -148,7 +140,6 @@ def _expand_inputs(
     notes: list[str] = []
     multimodal: list[tuple[str, DatasetConfig]] = []
     follow_links = False
-    settings: list[tuple[str, FileSetting]] = []
     for argument in input_arguments:
         if isinstance(argument, str) and not is_manifest_path(argument):
             path, sample_count = split_sample_count(argument)
@@ -158,7 +149,6 @@ def _expand_inputs(
         config = DatasetConfig.load(strip_file_scheme(argument)) if isinstance(argument, str) else argument
         notes += config.location.notes
         follow_links |= config.follow_links
-        settings += config.location.settings.items()
         if config.tokenizer is not None:
             tokenizer_files.setdefault(config.tokenizer, config.location.name or "a DatasetConfig")
         located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
@@ -187,15 +177,7 @@ def _expand_inputs(
         )
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
-    return ResolvedInputs(
-        tuple(inputs),
-        hoisted_sources,
-        reading,
-        tokenizer,
-        tuple(notes),
-        follow_links,
-        tuple(settings),
-    )
+    return ResolvedInputs(tuple(inputs), hoisted_sources, reading, tokenizer, tuple(notes), follow_links)
 
 
 def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
@@ -281,7 +263,6 @@ def _locate_entries(
             text_field="text" if plain else entry.text_field,
             media_folder=locator.resolve_media_folder(entry, name),
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
-            column_keys=config_location.column_keys,
         )
         path, split = locator.find(entry, source.location)
         located.append((path, replace(source, split=split), kind))
@@ -297,8 +278,7 @@ def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Co
     elif config.datasets is not None:
         for number, entry in enumerate(config.datasets):
             typed_entry = entry if entry.data_type or not data_type else replace(entry, data_type=data_type)
-            names = config.location.entry_names
-            yield names[number] if names else f"datasets[{number}]", typed_entry, config.location
+            yield f"datasets[{number}]", typed_entry, config.location
     elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
         yield from _iter_file_entries(config)
     else:
@@ -498,48 +478,6 @@ def _split_path(entry: DatasetEntry, path: str, location: str) -> tuple[str, str
     return _check_hub_settings(entry, path, location), entry.split
 
 
-def choose_file_settings(
-    settings: Sequence[tuple[str, FileSetting]], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Choose the settings of other libraries' files, with a note for each file.
-
-    Options override them.
-
-    Raises:
-        InputError: two files state a setting differently.
-    """
-    chosen: dict[str, FileSetting] = {}
-    taken: dict[str, dict[str, list[str]]] = {}
-    overridden: dict[str, list[str]] = {}
-    for name, setting in settings:
-        if name in given and given[name] != setting.value:
-            overridden.setdefault(setting.file, []).append(setting.key)
-            continue
-        option, first = _format_option(name, setting.value), chosen.setdefault(name, setting)
-        if first.value != setting.value:
-            raise InputError(
-                f"{first.file} says {_format_option(name, first.value)} ({first.key}) and {setting.file} {option} "
-                f"({setting.key}), but a store has one {name}; choose it with an option."
-            )
-        taken.setdefault(setting.file, {}).setdefault(setting.key, []).append(option)
-    notes = []
-    for file in dict.fromkeys(setting.file for _, setting in settings):
-        keys = [f"{key} ({', '.join(options)})" for key, options in taken.get(file, {}).items()]
-        parts = [("taken", keys), ("overridden by options", overridden.get(file, []))]
-        notes.append(f"{file}: {'; '.join(f'{verb}: ' + ', '.join(words) for verb, words in parts if words)}.")
-    return {name: setting.value for name, setting in chosen.items()}, notes
-
-
-def _format_option(name: str, value: object) -> str:
-    """Return a setting as an option of the command line."""
-    fields = {field.name: field for cls in (Recipe, ChatRecipe) for field in list_settings(cls)}
-    option = fields[name].option_names[0]
-    if isinstance(value, Mapping):
-        return " ".join(f"{option} {key}={json.dumps(item)}" for key, item in value.items())
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{option} {shorten(shlex.quote(text), _MAX_OPTION_LENGTH)}"
-
-
 def list_inputs(
     recipe: Recipe,
     spool: Spool | None = None,
@@ -596,10 +534,7 @@ def list_inputs(
         _refuse_unread(listing)
     if not any_columns:
         listing = leave_out_objects(listing, recipe)
-    folder_notes = [
-        note for path in recipe.inputs if not is_url_or_stdin(path) and (note := describe_dataset_info(Path(path)))
-    ]
-    return _sample_inputs(replace(listing, notes=(*folder_notes, *listing.notes)), recipe)
+    return _sample_inputs(listing, recipe)
 
 
 def _refuse_unread(listing: SourceListing) -> None:
@@ -803,14 +738,9 @@ _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
 def is_manifest_path(value: object) -> bool:
-    """Return whether an input is a YAML manifest or ``dataset_info.json``.
-
-    Such files inside folders are not.
-    """
+    """Return whether an input is a YAML manifest; such files inside folders are not."""
     if not isinstance(value, str) or is_url_or_stdin(value):
         return False
-    if split_dataset_info(value) is not None:
-        return True
     is_pattern = is_glob(value) and not os.path.lexists(value)
     return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_pattern and not os.path.isdir(value)  # noqa: PTH112
 
@@ -833,12 +763,9 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
             [f"inputs: {match[0]!r}: {match[2]!r} is not a number of records from 1 to {MAX_SAMPLES:,}; write INPUT#N"]
         )
     if is_manifest_path(match[1]):
-        problem = (
-            f"a number belongs to one data set; write {match[1]}:NAME#{count}"
-            if split_dataset_info(match[1])
-            else f"a number belongs to one data set; write num_samples: {count} or its library's key into the file"
+        raise SettingsError(
+            [f"inputs: {match[0]!r}: a number belongs to one data set; write num_samples: {count} into the file"]
         )
-        raise SettingsError([f"inputs: {match[0]!r}: {problem}"])
     return match[1], count
 
 

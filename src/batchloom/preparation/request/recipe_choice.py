@@ -16,7 +16,6 @@ from batchloom.preparation.request.inputs import (
     InputArgument,
     ResolvedInputs,
     as_input_tuple,
-    choose_file_settings,
     hoist_common_settings,
     resolve_inputs,
 )
@@ -161,8 +160,6 @@ def make_request(
             )
         if not by_label:
             values["val_fraction"] = 0.0
-    file_settings, file_notes = choose_file_settings(resolved.settings, values)
-    values |= file_settings
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})
@@ -186,7 +183,7 @@ def make_request(
     raise_problems([_locate_problem(problem, raw_recipe.location, overridden_names) for problem in problems])
     return PrepareRequest(
         new_recipe,
-        notes=(*raw_recipe.notes, *file_notes, *resolved.notes),
+        notes=(*raw_recipe.notes, *resolved.notes),
         dedup_note=dedup_note,
         tokenizer_state=raw_recipe.tokenizer_state,
         store=None if overridden_names else raw_recipe.store,

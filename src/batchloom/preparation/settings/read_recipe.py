@@ -324,7 +324,7 @@ MAX_SAMPLES = 10**15
 class SourceRecipe:
     """Settings of one input; the recipe that holds it reports its problems.
 
-    ``location`` and ``column_keys`` name the setting, and the keys of its file that name columns, in messages.
+    ``location`` names the setting in messages.
     """
 
     data_type: Annotated[InputFormat | None, Setting(help="Format of the files.", shown_default="detected")] = None
@@ -381,7 +381,6 @@ class SourceRecipe:
         int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     location: str = field(default="", compare=False)
-    column_keys: str = field(default="mapping:", compare=False)
 
     @property
     def declared_input(self) -> DeclaredInput:

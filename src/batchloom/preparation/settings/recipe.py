@@ -254,7 +254,7 @@ class ChatRecipe:
     default_system: Annotated[
         str | None,
         ChatSetting(
-            help="System prompt of conversations without one. An empty text removes that of a recipe or job file.",
+            help="System prompt of conversations without one. An empty text removes that of a recipe.",
             check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
