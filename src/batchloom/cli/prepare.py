@@ -77,7 +77,8 @@ def prepare(
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, compressed or not; "
             "URLs (s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
             "short name (see batchloom datasets); INPUT#N for N random records; a YAML manifest (.yaml, .yml) "
-            "that lists such inputs; - for standard input; synthetic data (dummy, distributed_dummy), alone. They replace the inputs of --recipe.",
+            "that lists such inputs; - for standard input; synthetic data (dummy, distributed_dummy), alone. They "
+            "replace the inputs of --recipe.",
         ),
     ] = None,
     *,

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,17 +14,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.settings import quote_value, raise_problems
-
-# Header of a record: its length (8 bytes) and the checksum of the length (4).
-_RECORD_HEADER = struct.Struct("<QI")
-_RECORD_CHECKSUM = struct.Struct("<I")
 
 # Names of the training loss, the most reliable first.
 LOSS_NAMES = (
-    *("loss", "train_loss", "train/loss", "train_loss_step", "loss_step", "train/loss_step"),
-    *("training_loss", "loss/train", "Loss/train", "lm loss"),
+    "loss",
+    "train_loss",
+    "train/loss",
+    "train_loss_step",
+    "loss_step",
+    "train/loss_step",
+    "training_loss",
+    "loss/train",
+    "Loss/train",
+    "lm loss",
 )
 _STEP_NAMES = ("step", "global_step", "iteration")
 # Names of the number of tokens since the start of a run.
@@ -34,20 +37,12 @@ _TOKEN_NAMES = ("num_input_tokens_seen", "tokens_seen", "consumed_tokens")
 _SPLIT_COLUMNS = ("split", "mode", "phase", "kind")
 _EVALUATION_NAMES = {"eval", "evaluation", "val", "valid", "validation", "test"}
 _EVALUATION_PREFIX = re.compile(rf"({'|'.join(sorted(_EVALUATION_NAMES))})[_/ ]")
-_EVENT_MAGIC, _EVENT_FILE_PATTERN = b"brain.Event:", "*tfevents*"
 _SYNTHETIC_LABEL = "source=synthetic"
 # The metric of docs/reference/metrics.md.
 _SYNTHETIC_METRIC = "data/synthetic"
 # Log files of a run folder: the first pattern that matches is used, and its newest file.
-_LOG_FILE_PATTERNS = (
-    *("log.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.csv"),
-    *("version_*/metrics.csv", "lightning_logs/version_*/metrics.csv", _EVENT_FILE_PATTERN),
-    *("runs/*/*tfevents*", "version_*/*tfevents*", "lightning_logs/version_*/*tfevents*"),
-)
-_EXPECTED = (
-    "Expected: a folder or log.jsonl of batchloom train, JSON lines with step and loss, trainer_state.json of the "
-    "Hugging Face Trainer, a CSV file with step and loss (Lightning's CSVLogger), or event files of TensorBoard."
-)
+_LOG_FILE_PATTERNS = ("log.jsonl", "metrics.csv", "version_*/metrics.csv", "lightning_logs/version_*/metrics.csv")
+_EXPECTED = "Expected: a folder or log.jsonl of batchloom train, or JSON lines or a CSV file with step and loss."
 _MAX_NAME_CHARACTERS = 60
 # The first line of a log of batchloom holds all settings of its run.
 _HEAD_BYTES = 1 << 16
@@ -58,76 +53,13 @@ LogRow = Mapping[str, Any]
 LossPoint = tuple[float, float, float | None]
 
 
-def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
-    """Return the rows of the event files of one run, in written order, file by file.
-
-    A row has ``step`` and the scalars written consecutively for it, by tag. If a run restarts at a step, rows from that
-    step on are removed. An unfinished end, left by a killed process, is no damage.
-    """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415 - it is optional
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{files[0]} holds TensorBoard events, and tensorboard is not installed: pip install tensorboard."
-        ) from error
-    parts: list[list[dict[str, Any]]] = []
-    for file in files:
-        rows: list[dict[str, Any]] = []
-        parts.append(rows)
-        for record in _iter_event_records(file):
-            event = Event.FromString(record)
-            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
-                for part in parts:
-                    part[:] = [row for row in part if row["step"] < event.step]
-            for value in event.summary.value:
-                kind = value.WhichOneof("value")
-                if kind in ("simple_value", "tensor"):
-                    scalar = value.simple_value if kind == "simple_value" else _tensor_to_scalar(value.tensor)
-                    if not rows or rows[-1]["step"] != event.step or value.tag in rows[-1]:
-                        rows.append({})
-                    # The step comes last, so that a tag named "step" cannot replace it.
-                    rows[-1] |= {value.tag: scalar, "step": event.step}
-    return parts
-
-
-def _tensor_to_scalar(tensor: Any) -> Any:
-    from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 - it is optional
-
-    array = make_ndarray(tensor)
-    return array.item() if array.size == 1 else array
-
-
-def _iter_event_records(file: Path) -> Iterator[bytes]:
-    """Yield the records of a file.
-
-    A record is its length, the checksum of the length, the bytes, and the checksum of the bytes.
-    """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # noqa: PLC0415 - it is optional
-
-    data, offset = file.read_bytes(), 0
-    while offset + _RECORD_HEADER.size <= len(data):
-        size, length_checksum = _RECORD_HEADER.unpack_from(data, offset)
-        begin = offset + _RECORD_HEADER.size
-        has_valid_length = masked_crc32c(data[offset : offset + 8]) == length_checksum
-        if has_valid_length and begin + size + _RECORD_CHECKSUM.size > len(data):
-            return
-        record = data[begin : begin + size]
-        if not has_valid_length or masked_crc32c(record) != _RECORD_CHECKSUM.unpack_from(data, begin + size)[0]:
-            raise InputError(
-                f"{file} is damaged at byte {offset:,} of {len(data):,}: a checksum does not match its bytes, and "
-                "the rest cannot be read. Copy the file again from where it was written."
-            )
-        yield record
-        offset = begin + size + _RECORD_CHECKSUM.size
-
-
 @dataclass(frozen=True, slots=True)
 class LossCurve:
     """Loss of a run by step.
 
     Attributes:
         name: path as it was given.
-        kind: source of the log: ``batchloom``, ``jsonl``, ``trainer``, ``lightning``, ``csv`` or ``tensorboard``.
+        kind: format of the log: ``batchloom``, ``jsonl`` or ``csv``.
         steps: steps from 0, ascending. Logs of unknown trainers count as they do. Of a step that occurs twice (a
             resumed run) the later entry is used.
         losses: loss of each step.
@@ -152,37 +84,24 @@ def read_loss_curve(path: str) -> LossCurve:
     Raises:
         InputMissingError: the path does not exist.
         InputError: it is not a run log, or is damaged; lists the expected formats.
-        MissingDependencyError: it holds event files, and tensorboard is not installed.
     """
     file = find_log_file(Path(path))
-    head = file.read_bytes()[:_HEAD_BYTES]
-    is_lightning = file.absolute().parent.name.startswith("version_") or file.with_name("hparams.yaml").exists()
-    lightning = "lightning" if is_lightning else ""
-    if _EVENT_MAGIC in head[:200]:
-        # A resumed run starts another file in its folder; names hold the time and a count per process.
-        event_files = sorted(file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name))
-        run_files = event_files if Path(path).is_dir() else [file]
-        return _make_curve_from_rows(path, lightning or "tensorboard", file, read_events(run_files))
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not the log of a run: it is not text. {_EXPECTED}") from error
     if not text.lstrip().startswith("{"):
-        return _make_curve_from_rows(path, lightning or "csv", file, [_read_csv_rows(file, text)])
+        return _make_curve_from_rows(path, "csv", file, _read_csv_rows(file, text))
     try:
         state = json.loads(text)
     except (ValueError, RecursionError):
         state = None
     if isinstance(state, dict):
         if "log_history" in state:
-            history = state["log_history"]
-            if not isinstance(history, list):
-                raise InputError(
-                    f"{file} has {history!r:.40} for log_history, which is not a list as the Trainer writes it. Give "
-                    "the file of another checkpoint."
-                )
-            history_rows = [row for row in history if isinstance(row, dict)]
-            return _make_curve_from_rows(path, "trainer", file, [history_rows])
+            raise InputError(
+                f"{file} is the state of the Hugging Face Trainer. Write its log as JSON lines: "
+                f"jq -c '.log_history[]' {file} > log.jsonl"
+            )
         if _find_first_name(_STEP_NAMES, state) is None or not any(name in state for name in LOSS_NAMES):
             raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
     rows = list(_iter_json_lines(file, text))
@@ -190,12 +109,7 @@ def read_loss_curve(path: str) -> LossCurve:
     if own_rows:
         is_synthetic = any(str(row["origin"]).startswith(_SYNTHETIC_LABEL) for row in own_rows)
         return _make_curve(path, "batchloom", _collect_own_log_points(file, own_rows), synthetic=is_synthetic)
-    return _make_curve_from_rows(path, "jsonl", file, [rows])
-
-
-def _natural_sort_key(name: str) -> list[str | int]:
-    """Return a sort key by which 10 comes after 9."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return _make_curve_from_rows(path, "jsonl", file, rows)
 
 
 def is_run_log(path: str) -> bool:
@@ -209,8 +123,6 @@ def is_run_log(path: str) -> bool:
         return False
     with file.open("rb") as opened:
         head = opened.read(_HEAD_BYTES)
-    if _EVENT_MAGIC in head[:200] or file.name == "trainer_state.json":
-        return True
     first = head.decode("utf-8", "replace").lstrip("\ufeff").split("\n")[0]
     if not first.startswith("{"):
         names = {name.strip() for name in first.split(",")}
@@ -258,11 +170,6 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == 1 and line.strip() == "{":
-                raise InputError(
-                    f"{file} is one object over many lines that cannot be read to its end: it is truncated or "
-                    "damaged. Give the file of an earlier checkpoint, or copy the file again."
-                ) from error
             if number == len(lines):
                 return  # A killed process left the last line unfinished.
             reason = "brackets are nested too deeply" if isinstance(error, RecursionError) else error
@@ -301,15 +208,9 @@ def _is_evaluation(row: LogRow) -> bool:
     )
 
 
-def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossPoint]:
-    """Return the points of rows with a step and a loss; one loss name for all.
-
-    ``parts`` holds the rows of each file of a run; errors name ``file``.
-    """
-    training_parts = [
-        [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)] for rows in parts
-    ]
-    training_rows = [row for rows in training_parts for row in rows]
+def _collect_points(file: Path, rows: Sequence[LogRow]) -> list[LossPoint]:
+    """Return the points of rows with a step and a loss; one loss name for all."""
+    training_rows = [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)]
 
     def rows_with(name: str) -> tuple[int, int]:
         return sum(row.get(name) is not None for row in training_rows), sum(name in row for row in training_rows)
@@ -317,12 +218,11 @@ def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossP
     # On a tie, max() returns the more reliable name, which comes first.
     loss = max(LOSS_NAMES, key=rows_with)
     if not rows_with(loss)[1]:
-        names = dict.fromkeys(name for rows in parts for row in rows for name in row)
+        names = dict.fromkeys(name for row in rows for name in row)
         raise _unreadable_log_error(file, f"rows with {_format_names(names)}, and none with a step and a loss")
-    part_points = [[_parse_point(file, row, loss) for row in rows if loss in row] for rows in training_parts]
-    for points in part_points:
-        _check_unique_steps(file, points, loss)
-    return [point for points in part_points for point in points]
+    points = [_parse_point(file, row, loss) for row in training_rows if loss in row]
+    _check_unique_steps(file, points, loss)
+    return points
 
 
 def _parse_point(file: Path, row: LogRow, loss: str) -> LossPoint:
@@ -387,27 +287,16 @@ def _parse_number(file: Path, row: LogRow, name: str) -> float:
     )
 
 
-def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | None:
+def _detect_synthetic(file: Path, rows: Sequence[LogRow]) -> bool | None:
     """Return whether the Meter's metric marks synthetic data; None without it."""
     synthetic_values = [
-        _parse_number(file, row, _SYNTHETIC_METRIC)
-        for rows in parts
-        for row in rows
-        if row.get(_SYNTHETIC_METRIC) is not None
+        _parse_number(file, row, _SYNTHETIC_METRIC) for row in rows if row.get(_SYNTHETIC_METRIC) is not None
     ]
     return any(synthetic_values) if synthetic_values else None
 
 
-def _make_curve_from_rows(name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]) -> LossCurve:
-    if kind == "trainer":
-        parts = [[_count_from_zero(file, row) for row in rows] for rows in parts]
-    return _make_curve(name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts))
-
-
-def _count_from_zero(file: Path, row: LogRow) -> LogRow:
-    # The Trainer of transformers logs how many steps are done.
-    name = _find_first_name(_STEP_NAMES, row)
-    return {**row, name: _parse_step(file, row) - 1} if name else row
+def _make_curve_from_rows(name: str, kind: str, file: Path, rows: Sequence[LogRow]) -> LossCurve:
+    return _make_curve(name, kind, _collect_points(file, rows), synthetic=_detect_synthetic(file, rows))
 
 
 def _make_curve(name: str, kind: str, points: Sequence[LossPoint], *, synthetic: bool | None) -> LossCurve:
