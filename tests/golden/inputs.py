@@ -256,7 +256,7 @@ def _write_preferences(root: Path) -> None:
 
 
 def _write_objectives(folder: Path) -> None:
-    """Write prompts with columns for rewards, and answers with labelled steps."""
+    """Write prompts with columns for rewards."""
     dice = Dice(41)
     prompts: list[dict[str, object]] = [
         {
@@ -270,16 +270,6 @@ def _write_objectives(folder: Path) -> None:
     prompts[25].pop("answer")
     prompts[26]["prompt"] = ""
     _write(folder / "prompts.jsonl", _to_json_lines(prompts))
-    steps: list[dict[str, object]] = [
-        {
-            "prompt": f"{n} and {n}?",
-            "completions": [make_sentence(dice, 1 + dice.below(5)) for _ in range(1 + n % 3)],
-            "labels": [dice.below(2) == 0 for _ in range(1 + n % 3)],
-        }
-        for n in range(60)
-    ]
-    steps[30]["labels"] = [True] * 9
-    _write(folder / "steps.jsonl", _to_json_lines(steps))
 
 
 def _write_pages(file: Path) -> None:

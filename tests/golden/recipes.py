@@ -91,7 +91,6 @@ RECIPES: Mapping[str, Recipe] = {
         "objectives/prompts.jsonl --tokenizer tokenizer.json --template chatml --prompts "
         "--carry answer,truth=reward.truth --tokens-per-shard 1K --val-fraction 0.1"
     ),
-    "steps": Recipe("objectives/steps.jsonl --tokenizer bytes --max-tokens 90"),
     "trained": Recipe("corpus records.jsonl --map text=body --tokenizer train:512"),
     "gpt2": Recipe("talks.jsonl --tokenizer gpt2"),
     "shards": Recipe("corpus records.jsonl --map text=body --tokenizer bytes --tokens-per-shard 5K --dtype int32"),

@@ -242,18 +242,3 @@ class CarryingPrompt:
 
     conversation: Conversation
     fields: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SteppedAnswer:
-    """An answer in steps, each labelled good or bad (stepwise supervision).
-
-    Attributes:
-        prompt: the prompt.
-        steps: texts of the steps, in order.
-        labels: label of each step, True for good.
-    """
-
-    prompt: str
-    steps: list[str]
-    labels: list[bool]

@@ -237,7 +237,7 @@ def prepare_mixture(
 
     Raises:
         SettingsError: as of ``prepare``; also equal or missing names, or weights of a part of the data sets.
-        InputError: as of ``prepare``; also preferences, prompts or labelled steps, which mixtures do not train.
+        InputError: as of ``prepare``; also preferences or prompts, which mixtures do not train.
     """
     check_option_names("prepare_mixture", options, PrepareOptions)
     request = make_request(inputs, _drop_run_options(options), recipe)

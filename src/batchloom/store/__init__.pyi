@@ -30,7 +30,6 @@ from .format.objectives import (
     GOOD as GOOD,
     PROMPT as PROMPT,
     REJECTED as REJECTED,
-    STEPS as STEPS,
 )
 from .format.shard_sidecars import (
     compute_block_checksums as compute_block_checksums,
@@ -57,7 +56,6 @@ from .read.document_walk import (
 )
 from .read.objective_readers import (
     LabelledAnswers as LabelledAnswers,
-    LabelledSteps as LabelledSteps,
     PreferencePairs as PreferencePairs,
     StoredPrompts as StoredPrompts,
 )

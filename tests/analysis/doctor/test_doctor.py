@@ -148,7 +148,6 @@ def test_prepared_inputs_are_recognized(tmp_path):
 
 
 LABELLED = [{"prompt": f"{n}?", "completion": "Yes.", "label": n % 3 == 0} for n in range(20)]
-STEPS = [{"prompt": f"{n}?", "completions": ["a", "b"], "labels": [True, False]} for n in range(20)]
 PROMPTS = [{"question": f"{n}?", "answer": "4"} for n in range(20)]
 
 
@@ -157,7 +156,6 @@ PROMPTS = [{"question": f"{n}?", "answer": "4"} for n in range(20)]
     [
         (PAIRS, {}, {"chosen": (20, 120), "rejected": (20, 100)}, "PreferencePairs"),
         (LABELLED, {}, {"good": (7, 42), "bad": (13, 78)}, "LabelledAnswers"),
-        (STEPS, {}, {"steps": (20, 40)}, "LabelledSteps"),
         (PROMPTS, {"prompts": True, "carry": ["answer"]}, {"prompt": (20, 0)}, "StoredPrompts"),
     ],
 )

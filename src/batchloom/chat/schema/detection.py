@@ -60,7 +60,7 @@ RecordShape = tuple[tuple[str, str | None], ...]
 # Names that only one library uses, which the list of known columns in errors leaves out.
 _RARE_COLUMNS = frozenset(
     (
-        *(*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"),
+        *(*CHOSEN_COLUMNS[1:], "conversation", "query", "segments"),
         *("input.messages", "preferred_output", "non_preferred_output"),
     )
 )
@@ -483,7 +483,6 @@ _ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
     "label": lambda value: parse_label(value) is not None,
-    "completions": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
     "segments": _is_segments,
     **dict.fromkeys(("input_ids", "labels", "loss_mask", "loss_weights", "attention_mask"), _is_number_series),
 }
@@ -535,7 +534,6 @@ _RESULTS: dict[SchemaForm, str] = {
     "segments": "text segments",
     "tokens": "token ids",
     "prompt": "prompts",
-    "steps": "steps with labels",
 }
 
 

@@ -207,7 +207,6 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         _METADATA,
         {name: _ANY_CONVERSATION[name] for name in ("functions", "objects", "tools", "history")},
     ),
-    "steps": KeyTable(_used_columns("steps"), _METADATA, {"weight": _SAMPLE_WEIGHT}),
     "tokens": KeyTable(
         _used_columns("tokens"),
         _METADATA,

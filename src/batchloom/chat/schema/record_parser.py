@@ -60,7 +60,6 @@ from batchloom.core.document import (
     LabelledConversation,
     PreferencePair,
     SegmentedText,
-    SteppedAnswer,
     WeightedText,
 )
 from batchloom.core.errors import UnusableRecordError
@@ -117,7 +116,6 @@ ParsedRecord = (
     | PreferencePair
     | LabelledConversation
     | CarryingPrompt
-    | SteppedAnswer
     | TokenRow
 )
 RecordReader = Callable[[Row], ParsedRecord]
@@ -189,7 +187,7 @@ class SchemaReader:
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools, self._weight = self._find_columns("system", "tools", "weight")
         self._template_args, self._rejected_images = self._find_columns("template_args", "rejected_images")
-        self._completions, self._labels, self._segments = self._find_columns("completions", "labels", "segments")
+        (self._segments,) = self._find_columns("segments")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
         outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
@@ -209,7 +207,6 @@ class SchemaReader:
             "tokens": lambda row: read_token_row(row, schema.columns),
             "pair": self._read_media_pair if media else self._read_pair,
             "prompt": self._read_carrying_prompt,
-            "steps": self._read_steps,
         }
         self._read_form = readers.get(schema.form, read_conversation)
         self._turn_readers: dict[SchemaForm, ConversationReader] = {
@@ -467,24 +464,6 @@ class SchemaReader:
         fields = {name: _get_carried(row, column_name) for name, column_name in self._schema.carried}
         return CarryingPrompt(conversation, _encode_fields({_PROMPT_FIELD: conversation.messages, **fields}))
 
-    def _read_steps(self, row: Row) -> SteppedAnswer:
-        _check_no_media(row, self._schema)
-        prompt = self._prompt.get(row)
-        if not isinstance(prompt, str):
-            raise not_text_error(row, self._prompt, prompt)
-        steps = _read_list(
-            row, self._completions, "texts", lambda step: isinstance(step, str) and not is_empty_text(step)
-        )
-        labels = _read_list(row, self._labels, "true and false", lambda label: parse_label(label) is not None)
-        if not steps or len(steps) != len(labels):
-            raise UnusableRecordError(
-                f"column {self._completions.names[0]!r} holds {format_count(len(steps), 'step')} and column "
-                f"{self._labels.names[0]!r} {format_count(len(labels), 'label')}: each step needs one label"
-            )
-        return SteppedAnswer(
-            require_text(row, self._prompt, prompt), steps, [bool(parse_label(label)) for label in labels]
-        )
-
     def _read_interleaved(self, row: Row) -> InterleavedText:
         """Return a text with media.
 
@@ -549,24 +528,6 @@ def _as_list(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON type")
-
-
-def _read_list(row: Row, column: RoleColumn, content: str, fits: Callable[[Any], bool]) -> list[Any]:
-    value = get_column_value(row, column.names[0])
-    if value is None:
-        raise missing_column_error(row, column.role, column.names[0])
-    values = _as_list(value) if isinstance(value, np.ndarray) else value
-    if not isinstance(values, list):
-        raise UnusableRecordError(
-            f"column {column.names[0]!r} holds {describe_json_type(value)}, not a list of {content}"
-        )
-    for number, item in enumerate(values):
-        if not fits(item):
-            problem = (
-                "is empty" if isinstance(item, str) and is_empty_text(item) else f"holds {describe_json_type(item)}"
-            )
-            raise UnusableRecordError(f"{column.names[0]}[{number}] {problem}; the column is a list of {content}")
-    return values
 
 
 def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
@@ -696,7 +657,6 @@ _NO_PROCESSOR = "images and audio need --processor; without that column only the
 _MEDIA_REFUSALS: dict[str, str] = {
     "prompt": "prompts are rendered without images and audio; carry them for the trainer with --carry {0}, or leave "
     "them out with --ignore {0}",
-    "steps": "labelled steps take no images and audio; leave them out with --ignore {0}",
 }
 
 

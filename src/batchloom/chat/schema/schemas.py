@@ -28,14 +28,13 @@ _TEXT_SEPARATOR = "\n"
 _MAX_LISTED_COLUMNS = 12
 _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
-SchemaKind = Literal["text", "interleaved", "segments", "conversation", "preference", "prompt", "steps", "tokens"]
+SchemaKind = Literal["text", "interleaved", "segments", "conversation", "preference", "prompt", "tokens"]
 SchemaForm = Literal[
     "messages",
     "pair",
     "prompt-completion",
     "instruction",
     "prompt",
-    "steps",
     "segments",
     "tokens",
     "interleaved",
@@ -173,13 +172,6 @@ FORM_RULES = (
         {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS},
         _PAIR_ROLES,
     ),
-    # TRL's stepwise supervision.
-    FormRule(
-        "steps",
-        "an answer in steps, each labelled good or bad",
-        {"prompt": ("prompt",), "completions": ("completions",), "labels": ("labels",)},
-        {},
-    ),
     FormRule(
         "prompt-completion",
         "a conversation of a prompt and its completion",
@@ -253,8 +245,7 @@ ROLE_MEANINGS = {
     "rejected_images": "images of the rejected answer",
     "label": "true or false, 1 or 0: makes a conversation a good or bad answer (KTO); all records have it, or none",
     "weight": "weight of the loss of the record",
-    "completions": "steps of an answer",
-    "labels": "true or false for each step; for token ids -100 or the id at the same position",
+    "labels": "for each token id -100 or the id at the same position",
     "segments": "list of `{text, label}`; each text is tokenized alone and trained if its label is true",
     "input_ids": "token ids",
     "loss_mask": "0 or 1 for each token",

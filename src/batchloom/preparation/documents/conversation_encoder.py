@@ -4,7 +4,6 @@ Preference pairs stay complete, and answers end their documents.
 """
 
 import itertools
-import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from batchloom.chat.templates import (
     split_answers,
     subtract_spans,
 )
-from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair, SteppedAnswer
+from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.documents.chat_encoding import (
@@ -41,7 +40,7 @@ from batchloom.preparation.documents.chat_encoding import (
     write_expansions,
 )
 from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRecipe, OverlongPolicy
-from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED, STEPS
+from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED
 from batchloom.tokens import Tokenizer
 
 
@@ -217,8 +216,6 @@ UNTRAINED_RULE = "nothing to train"
 # Note of a job with rounded loss weights.
 ROUNDED_WEIGHTS = "Loss weights are rounded to the nearest of 256 values"
 _UINT32 = np.dtype(np.uint32)
-# Text after each step of an answer, as by default in TRL and axolotl.
-_STEP_SEPARATOR = "\n"
 
 
 def encode_conversations(
@@ -741,35 +738,6 @@ def encode_prompts(
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         else:
             out.add(number, ids, np.zeros(ids.size, np.bool_), side=PROMPT, fields=prompts[number].fields)
-    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
-
-
-def encode_stepped_answers(
-    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
-) -> EncodedBatch:
-    """Tokenize prompts and steps of answers, each step followed by a line end.
-
-    Prompt, steps and line end are tokenized separately and joined, after BOS if the model expects it, as by
-    TRL's ``PRMTrainer`` (until version 1) and axolotl. The trained tokens are the last ones of the steps.
-    """
-    out = EncodedBatchBuilder()
-    texts = [text for answer in answers for text in (answer.prompt, *answer.steps)]
-    ids, bounds = tokenizer.encode_batch([_STEP_SEPARATOR, *texts])
-    separator, *piece_ids = np.split(ids, bounds[1:-1])
-    begin = [] if tokenizer.bos_id is None else [np.array([tokenizer.bos_id], np.uint32)]
-    first = 0
-    for number, answer in enumerate(answers):
-        prompt, *steps = piece_ids[first : first + 1 + len(answer.steps)]
-        first += 1 + len(answer.steps)
-        document = np.concatenate([*begin, prompt, *(part for step in steps for part in (step, separator))])
-        if excess := describe_excess(document.size, number, chat):
-            out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
-            continue
-        lengths = [sum(part.size for part in begin) + prompt.size, *(step.size + separator.size for step in steps)]
-        mask = np.zeros(document.size, bool)
-        mask[np.cumsum(lengths)[1:] - 1] = True
-        fields = json.dumps({"labels": answer.labels}, separators=(",", ":")).encode()
-        out.add(number, document, mask, side=STEPS, fields=fields)
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 

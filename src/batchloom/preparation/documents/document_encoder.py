@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import BadRecord, PreferencePair, Records, SteppedAnswer
+from batchloom.core.document import BadRecord, PreferencePair, Records
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
@@ -19,7 +19,6 @@ from batchloom.preparation.documents.conversation_encoder import (
     encode_labelled_answers,
     encode_preference_pairs,
     encode_prompts,
-    encode_stepped_answers,
     encode_text_pairs,
 )
 from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers, iter_texts
@@ -125,11 +124,6 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
     """Normalize the texts of a batch in place, and remove blank ones."""
     if record_kind == "text-pairs" and normalized:
         batch.values = [PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in batch.values]
-    if record_kind == "steps" and normalized:
-        batch.values = [
-            SteppedAnswer(normalize(answer.prompt), list(map(normalize, answer.steps)), answer.labels)
-            for answer in batch.values
-        ]
     if record_kind == "interleaved":
         if normalized:
             batch.values = [
@@ -180,8 +174,6 @@ def encode_documents(
         return weigh_documents(encoded_batch, weights) if weights else encoded_batch
     elif kind == "text-pairs":
         encoded_batch = encode_text_pairs(documents, tokenizer, chat, dtype)
-    elif kind == "steps":
-        encoded_batch = encode_stepped_answers(documents, tokenizer, chat, dtype)
     elif encoder.chat is None:
         raise AssertionError("a job with conversations needs a template")
     else:

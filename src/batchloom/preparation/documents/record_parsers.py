@@ -39,7 +39,6 @@ from batchloom.core.document import (
     PreferencePair,
     Records,
     SegmentedText,
-    SteppedAnswer,
 )
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.core.files import describe_os_error
@@ -63,7 +62,6 @@ RecordKind = Literal[
     "text-pairs",
     "labels",
     "prompts",
-    "steps",
 ]
 
 # Record kinds that a chat template renders.
@@ -350,7 +348,7 @@ def make_record_parser(
     rules = replace(rules, text_field=None)
     joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")
     is_table = source.kind in ("parquet", "arrow", "hf_dataset")
-    if schema.kind in ("preference", "prompt", "steps"):
+    if schema.kind in ("preference", "prompt"):
         record_parser = _make_objective_parser(
             source, rows, rules, schema, chat, media=inspector is not None, is_table=is_table
         )
@@ -381,7 +379,7 @@ def make_record_parser(
         return record_parser
     if schema.kind in ("conversation", "interleaved", "preference"):
         record_reader = _wrap_check_media(record_parser.record_reader, inspector)
-    elif schema.kind not in ("prompt", "steps"):
+    elif schema.kind != "prompt":
         record_reader = _wrap_refuse_media(record_parser.record_reader)
     else:
         return record_parser
@@ -491,8 +489,9 @@ def _make_objective_parser(
         has_inserted_nulls=is_table,
         default_system=chat.default_system,
     )
-    if schema.kind != "preference":
-        record_kind: RecordKind = "prompts" if schema.kind == "prompt" else "steps"
+    record_kind: RecordKind
+    if schema.kind == "prompt":
+        record_kind = "prompts"
     elif schema.form != "pair":
         record_kind = "labels"
     else:
@@ -555,8 +554,6 @@ def iter_texts(value: object) -> Iterator[str]:
         yield from iter_texts(value.rejected)
     if isinstance(value, InterleavedText | SegmentedText):
         yield from value.texts
-    if isinstance(value, SteppedAnswer):
-        yield from (value.prompt, *value.steps)
     if isinstance(value, LabelledConversation | CarryingPrompt):
         value = value.conversation
     messages = getattr(value, "messages", ())

@@ -25,7 +25,6 @@ from batchloom.core.document import (
     LabelledConversation,
     PreferencePair,
     SegmentedText,
-    SteppedAnswer,
 )
 from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
@@ -348,7 +347,6 @@ def _document_bytes(
     | PreferencePair
     | LabelledConversation
     | CarryingPrompt
-    | SteppedAnswer
     | TokenRow,
 ) -> bytes:
     if isinstance(document, TokenRow):
@@ -365,8 +363,6 @@ def _document_bytes(
     elif isinstance(document, CarryingPrompt):
         # Equal prompts with other columns, such as another solution, are no duplicates.
         content = _side_content(document.conversation), document.fields.decode()
-    elif isinstance(document, SteppedAnswer):
-        content = document.prompt, document.steps, document.labels
     else:
         content = _side_content(document.conversation if isinstance(document, LabelledConversation) else document)
     return msgspec.json.encode(content, enc_hook=str)
@@ -395,7 +391,6 @@ def make_snippet(
     | PreferencePair
     | LabelledConversation
     | CarryingPrompt
-    | SteppedAnswer
     | TokenRow,
 ) -> str:
     if isinstance(document, TokenRow):
@@ -404,8 +399,6 @@ def make_snippet(
         document = "".join(document.texts)
     elif isinstance(document, PreferencePair):
         document = document.chosen
-    elif isinstance(document, SteppedAnswer):
-        document = document.prompt
     elif isinstance(document, LabelledConversation | CarryingPrompt):
         document = document.conversation
     content = document if isinstance(document, str) else document.messages[:4]
@@ -424,8 +417,6 @@ def estimate_characters(document: Any) -> int:
         return estimate_characters(document.conversation)
     if isinstance(document, CarryingPrompt):
         return estimate_characters(document.conversation) + len(document.fields)
-    if isinstance(document, SteppedAnswer):
-        return len(document.prompt) + sum(map(len, document.steps))
     if isinstance(document, InterleavedText | SegmentedText):
         media = document.media if isinstance(document, InterleavedText) else ()
         return sum(map(len, document.texts)) + _embedded_bytes(media)

@@ -128,7 +128,7 @@ class RunSettings:
     for_loader: Annotated[
         bool,
         RunSetting(
-            help="Refuse preferences, prompts and labelled steps, which a loader does not train.",
+            help="Refuse preferences and prompts, which a loader does not train.",
             has_option=False,
         ),
     ] = False

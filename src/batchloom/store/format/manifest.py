@@ -217,7 +217,7 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
     ``detected`` says which columns became documents; empty for text files. ``conversations``
     says whether the documents are conversations. ``preferences`` is ``pairs`` (a chosen and a rejected
-    answer), ``labels`` (labelled answers), ``prompts``, ``steps`` (answers with labelled steps) or absent.
+    answer), ``labels`` (labelled answers), ``prompts`` or absent.
     ``revision`` is the commit of the repository the file was read from, if any. ``dataset`` is the name given to
     the input it belongs to, and ``weight`` the given weight of that input; both are absent if not given.
     ``damage`` describes the damage of a file that was left out: its one part has no bytes.

@@ -3,9 +3,9 @@
 from typing import Literal, NamedTuple
 
 # Empty for the next token.
-ObjectiveName = Literal["", "pairs", "labels", "prompts", "steps"]
-CHOSEN, REJECTED, GOOD, BAD, PROMPT, STEPS = 1, 2, 3, 4, 5, 6
-SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
+ObjectiveName = Literal["", "pairs", "labels", "prompts"]
+CHOSEN, REJECTED, GOOD, BAD, PROMPT = 1, 2, 3, 4, 5
+SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt")
 
 
 class Objective(NamedTuple):
@@ -57,16 +57,6 @@ OBJECTIVES: dict[str, Objective] = {
         reader="batchloom.store.StoredPrompts",
         remedy="To train on answers, prepare the data again without --prompts",
         sides=(PROMPT,),
-        carries=True,
-    ),
-    "steps": Objective(
-        contents="answers with labelled steps",
-        layout="each document is an answer whose steps are labelled good or bad",
-        trained="only the ends of steps are trained",
-        trainers="trainers of process reward models",
-        reader="batchloom.store.LabelledSteps",
-        remedy="To train on the texts of the steps, write each record as a prompt and its completion",
-        sides=(STEPS,),
         carries=True,
     ),
 }

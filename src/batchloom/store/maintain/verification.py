@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal, final
 
@@ -313,7 +312,7 @@ def _list_shard_faults(
     ]
     faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
     faults += _list_column_faults(stem.with_suffix(".parquet"), shard)
-    faults += _list_field_faults(stem, shard, lengths, manifest.objective)
+    faults += _list_field_faults(stem, shard)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -427,7 +426,7 @@ def _list_column_faults(path: Path, shard: ShardEntry) -> list[str]:
     return faults
 
 
-def _list_field_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32], objective: str) -> list[str]:
+def _list_field_faults(stem: Path, shard: ShardEntry) -> list[str]:
     """List the faults of a shard's ``.fields``; stop at the first unfit document."""
     if shard.fields is None:
         return []
@@ -436,17 +435,9 @@ def _list_field_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
     faults = []
     if size != shard.fields_bytes:
         faults.append(f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes or 0:,}.")
-    mask = None if shard.mask is None else map_mask(stem.with_suffix(".mask"), shard.tokens)
-    stops = np.cumsum(lengths, dtype=np.int64).tolist()
-    for document, (start, stop) in enumerate(pairwise([0, *stops])):
-        columns = fields.read(document)
-        if objective == "prompts" and "prompt" not in columns:
+    for document in range(shard.documents):
+        if "prompt" not in fields.read(document):
             return [*faults, f"{path}: document {document} carries no prompt."]
-        if objective == "steps":
-            steps = stop - start if mask is None else int(np.count_nonzero(mask.slice(start, stop)))
-            labels = columns.get("labels")
-            if not isinstance(labels, list) or len(labels) != steps:
-                return [*faults, f"{path}: document {document} does not carry a label for each of its {steps:,} steps."]
     return faults
 
 

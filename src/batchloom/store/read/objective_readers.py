@@ -1,4 +1,4 @@
-"""Readers of pairs, labelled answers, prompts and labelled steps of a store."""
+"""Readers of pairs, labelled answers and prompts of a store."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -16,8 +16,7 @@ from batchloom.store.read.store_reader import Store
 from batchloom.store.read.stored_media import has_media
 
 Example = dict[str, Any]
-_PROMPT, _LABELS = "prompt", "labels"
-_IGNORED_LABEL = -100
+_PROMPT = "prompt"
 
 
 @final
@@ -188,7 +187,7 @@ class StoredPrompts:
         if form not in (None, "messages", "text"):
             raise SettingsError([f"form: {quote_value(form)} is not one of messages, text"])
         self.store, self._form = store, form
-        self._carried = _CarriedFields(store, "prompts", "no prompts: prepare data with --prompts")
+        self._carried = _CarriedFields(store)
 
     def __len__(self) -> int:
         return len(self._carried)
@@ -200,7 +199,10 @@ class StoredPrompts:
         number = self._carried.find_document(index)
         fields = self._carried.read(number)
         if _PROMPT not in fields:
-            raise _make_damaged_error(self.store, number, _PROMPT)
+            raise StoreError(
+                f"Document {number} of {self.store.path} carries no {_PROMPT!r}. The store is damaged: run batchloom "
+                "check on it."
+            )
         if self._form is None and _has_no_template(self.store):
             fields[_PROMPT] = "".join(message["content"] for message in fields[_PROMPT])
         if self._form == "text":
@@ -213,48 +215,6 @@ class StoredPrompts:
         return ids
 
 
-@final
-class LabelledSteps:
-    """Map-style dataset of answers with labelled steps, for process reward models.
-
-    ``steps[n]`` is a dict of ``input_ids`` and ``labels``, the input of a token classifier as TRL's ``PRMTrainer`` and
-    axolotl prepare it: a label is 1 or 0 at the last token of each step, and -100 at all other tokens.
-
-    Args:
-        store: an open store of answers with labelled steps.
-
-    Attributes:
-        store: as given.
-
-    Raises:
-        InputError: the store holds no labelled steps.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._carried = _CarriedFields(
-            store, "steps", "no labelled steps: prepare data with prompt, completions and labels"
-        )
-
-    def __len__(self) -> int:
-        return len(self._carried)
-
-    def __iter__(self) -> Iterator[Example]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> Example:
-        number = self._carried.find_document(index)
-        step_labels: Any = self._carried.read(number).get(_LABELS)
-        ids = self.store[number].ids
-        (mask,) = self.store.mask(np.array([number]), np.array([0]), np.array([ids.size]))
-        ends = np.flatnonzero(mask)
-        if not isinstance(step_labels, list) or len(step_labels) != len(ends):
-            raise _make_damaged_error(self.store, number, _LABELS)
-        labels = np.full(ids.size, _IGNORED_LABEL, np.int64)
-        labels[ends] = step_labels
-        return {"input_ids": ids.tolist(), "labels": labels.tolist()}
-
-
 def _has_no_template(store: Store) -> bool:
     recipe = store.manifest.recipe if store.manifest else {}
     return (recipe.get("chat") or {}).get("template") == "none"
@@ -262,13 +222,15 @@ def _has_no_template(store: Store) -> bool:
 
 @final
 class _CarriedFields:
-    """Columns that the remaining documents of a store carry."""
+    """Columns that the remaining prompts of a store carry."""
 
-    def __init__(self, store: Store, kind: str, problem: str) -> None:
+    def __init__(self, store: Store) -> None:
         _require_store(store)
-        if store.contents.objective != kind:
-            raise _make_wrong_contents_error(store, f"{problem} (docs/how-to/prepare/preferences.md)")
-        self._store, self._kind, self._problem = store, kind, problem
+        if store.contents.objective != "prompts":
+            raise _make_wrong_contents_error(
+                store, "no prompts: prepare data with --prompts (docs/how-to/prepare/preferences.md)"
+            )
+        self._store = store
         self._bounds = np.array(store.shards.bounds, np.int64)
         self._documents = _list_remaining(store, 1)
         self._latest = 0, self._map_fields(0)
@@ -276,9 +238,9 @@ class _CarriedFields:
     def __len__(self) -> int:
         return int(self._documents.size)
 
-    def __reduce__(self) -> tuple[type, tuple[Store, str, str]]:
+    def __reduce__(self) -> tuple[type, tuple[Store]]:
         # A mapped file cannot be pickled.
-        return _CarriedFields, (self._store, self._kind, self._problem)
+        return _CarriedFields, (self._store,)
 
     def find_document(self, index: int) -> int:
         """Return the number of the document of an item, which may count from the end."""
@@ -297,10 +259,3 @@ class _CarriedFields:
                 f"Shard {shard} of {self._store.path} names no .fields file. Run batchloom check on the store."
             )
         return fields
-
-
-def _make_damaged_error(store: Store, document: int, name: str) -> StoreError:
-    return StoreError(
-        f"Document {document} of {store.path} carries no {name!r} that fits it. The store is damaged: run batchloom "
-        "check on it."
-    )

@@ -93,7 +93,7 @@ class StoreContents:
     def objective(self) -> ObjectiveName:
         """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
 
-        ``batchloom.store.PreferencePairs``, ``LabelledAnswers``, ``StoredPrompts`` and ``LabelledSteps`` read them.
+        ``batchloom.store.PreferencePairs``, ``LabelledAnswers`` and ``StoredPrompts`` read them.
         """
         return self._manifest.objective if self._manifest else ""
 

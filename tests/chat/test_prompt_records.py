@@ -1,4 +1,4 @@
-"""Records of prompts with carried columns, and of answers with labelled steps."""
+"""Records of prompts with carried columns."""
 
 import datetime as dt
 import json
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from batchloom.chat import detect_schema, make_record_reader
-from batchloom.core.document import SteppedAnswer
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.preparation import ChatEncoder, ChatRecipe, OverlongError
 from batchloom.preparation.documents.conversation_encoder import encode_prompts
@@ -172,43 +171,6 @@ def test_prompts_that_are_too_long(tokenizers, tmp_path):
         assert [(fault.number, fault.rule) for fault in encoded.dropped] == [(1, "overlong")]
     with pytest.raises(OverlongError, match="tokens where 30 are allowed"):
         encode_prompts(prompts, encoder, ChatRecipe(max_tokens=30, overlong="error"), np.dtype(np.int32))
-
-
-STEPS = {"prompt": "1 + 1?", "completions": ["It is 2.", "So 3."], "labels": [True, False]}
-
-
-def test_labelled_steps():
-    schema = detect_schema([STEPS])
-    assert (schema.kind, schema.description) == ("steps", "prompt/completions/labels -> steps with labels")
-    read = make_record_reader(schema)
-    assert read(STEPS) == SteppedAnswer("1 + 1?", ["It is 2.", "So 3."], [True, False])
-    assert read({**STEPS, "labels": [1, 0]}) == read(STEPS)
-    assert read({**STEPS, "labels": np.array([True, False])}) == read(STEPS)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"prompt": 5}, "column 'prompt' holds a number"),
-        ({"prompt": ""}, "column 'prompt' is empty"),
-        ({"prompt": None}, "column 'prompt' is null"),
-        ({"completions": "It is 2."}, "column 'completions' holds text, not a list of texts|a string, not a list"),
-        ({"completions": None}, "column 'completions' is null"),
-        ({"completions": ["It is 2.", 3]}, r"completions\[1\] holds a number"),
-        ({"completions": ["It is 2.", " "]}, r"completions\[1\] is empty"),
-        ({"completions": []}, "holds 0 steps and column 'labels' 2 labels"),
-        ({"completions": [], "labels": []}, "holds 0 steps"),
-        ({"labels": [True]}, "holds 2 steps and column 'labels' 1 label"),
-        ({"labels": [True, 0.5]}, r"labels\[1\] holds a number; the column is a list of true and false"),
-        ({"labels": [True, float("nan")]}, r"labels\[1\] holds a number"),
-        ({"labels": [True, -1]}, r"labels\[1\] holds a number"),
-        ({"labels": [True, None]}, r"labels\[1\] holds null"),
-        ({"labels": True}, "column 'labels' holds true or false, not a list"),
-    ],
-)
-def test_refused_steps(change, sentence):
-    with pytest.raises(UnusableRecordError, match=sentence):
-        make_record_reader(detect_schema([STEPS]))({**STEPS, **change})
 
 
 def test_a_prompt_has_template_arguments_and_tools():

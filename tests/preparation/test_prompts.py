@@ -1,4 +1,4 @@
-"""Prompts with carried columns, and labelled steps, through ``prepare`` and back."""
+"""Prompts with carried columns through ``prepare`` and back."""
 
 import json
 import pickle
@@ -10,11 +10,9 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.cli import run_command_line
 from batchloom.core.errors import SchemaError, StoreConflictError, StoreError
 from batchloom.store import (
     LabelledAnswers,
-    LabelledSteps,
     PreferencePairs,
     StoredPrompts,
     compact_store,
@@ -27,10 +25,6 @@ from store.remote_stores import copy_to_memory
 from store.test_damaged_stores import seal_sidecars
 
 ROWS = [{"question": f"{n} + {n}?", "answer": "4" * (1 + n % 7), "level": n, "tags": [n, None]} for n in range(200)]
-STEP_ROWS = [
-    {"prompt": f"{n}?", "completions": [f"step {k}" for k in range(1 + n % 4)], "labels": [(n + k) % 3 > 0 for k in range(1 + n % 4)]}
-    for n in range(60)
-]  # fmt: skip
 CARRY = {"prompts": True, "carry": ("answer", "number=level", "tags")}
 
 
@@ -168,8 +162,6 @@ def test_other_readers_refuse_the_store(tmp_path):
         batchloom.Loader(store, seq_len=64, global_batch_size=2)
     with pytest.raises(InputError, match="holds no preference pairs"):
         PreferencePairs(store)
-    with pytest.raises(InputError, match="holds no labelled steps"):
-        LabelledSteps(store)
     with pytest.raises(SettingsError, match="form: 'ids' is not one of messages, text"):
         StoredPrompts(store, "ids")
     with pytest.raises(InputError, match="read from an open store, not"):
@@ -182,16 +174,8 @@ def test_other_readers_refuse_the_store(tmp_path):
 
 def test_inputs_that_cannot_be_prepared_together(tmp_path):
     prepare(tmp_path, ROWS, **CARRY)
-    write_jsonl(tmp_path / "steps.jsonl", STEP_ROWS)
-    with pytest.raises(InputError, match="holds answers with labelled steps"):
-        batchloom.prepare(tmp_path / "steps.jsonl", out=tmp_path / "out", append=True, prompts=False, carry=())
     with pytest.raises(StoreConflictError, match="carries the columns answer, number, tags, and --carry names level"):
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", append=True, carry="level")
-    (tmp_path / "mixed").mkdir()
-    write_jsonl(tmp_path / "mixed/a.jsonl", STEP_ROWS)
-    write_jsonl(tmp_path / "mixed/b.jsonl", [{"text": "t"}])
-    with pytest.raises(InputError, match="hold answers with labelled steps .* and documents for language"):
-        prepare_store(tmp_path / "mixed", tmp_path / "out2")
 
 
 @pytest.mark.parametrize(
@@ -216,8 +200,6 @@ def test_settings_that_make_no_sense(tmp_path, settings, sentence):
 def test_settings_that_the_records_contradict(tmp_path):
     with pytest.raises(InputError, match="prompts are not trained: leave --train-on last out"):
         prepare(tmp_path, ROWS, train_on="last", **CARRY)
-    with pytest.raises(InputError, match="only the ends of steps are trained: leave --train-on all out"):
-        prepare(tmp_path, STEP_ROWS, train_on="all")
     with pytest.raises(SchemaError, match="--carry solution: no column 'solution'"):
         prepare(tmp_path, ROWS, prompts=True, carry="solution")
 
@@ -234,7 +216,6 @@ def test_a_record_without_a_carried_column_is_bad(tmp_path):
     [
         ({"prompt": "q", "image": "a.png"}, {"prompts": True}, "with --carry image, or leave them out with --ignore"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompts": True}, "and prompts take none"),
-        ({**STEP_ROWS[0], "images": ["a.png"]}, {}, "labelled steps take no images and audio"),
     ],
 )
 def test_no_medium_is_dropped_silently(tmp_path, row, settings, sentence):
@@ -247,35 +228,6 @@ def test_prompts_carry_images_for_the_trainer(tmp_path):
     assert StoredPrompts(batchloom.open_store(tmp_path / "out"))[0]["images"] == ["a.png"]
 
 
-def read_steps(out):
-    return list(LabelledSteps(batchloom.open_store(out)))
-
-
-def test_labels_are_at_the_ends_of_steps(tmp_path, capsys):
-    result = prepare(tmp_path, STEP_ROWS)
-    assert "Detected prompt/completions/labels -> steps with labels in in.jsonl." in result.notes
-    for row, item in zip(STEP_ROWS, read_steps(tmp_path / "out"), strict=True):
-        assert bytes(item["input_ids"]).decode() == row["prompt"] + "".join(f"{step}\n" for step in row["completions"])
-        ends = [position for position, label in enumerate(item["labels"]) if label != -100]
-        assert [item["input_ids"][end] for end in ends] == [10] * len(row["completions"])
-        assert [item["labels"][end] for end in ends] == list(map(int, row["labels"]))
-    store = batchloom.open_store(tmp_path / "out")
-    assert store.contents.trained_tokens == sum(len(row["labels"]) for row in STEP_ROWS)
-    assert batchloom.check(tmp_path / "out").sound
-    assert run_command_line(["inspect", str(tmp_path / "out")]) == 0
-    assert f"answers with labelled steps: {len(STEP_ROWS)}\n" in capsys.readouterr().out
-    with pytest.raises(InputError, match="holds answers with labelled steps.* batchloom.store.LabelledSteps"):
-        batchloom.Loader(store, seq_len=64, global_batch_size=2)
-    with pytest.raises(InputError, match="holds no prompts: .*; it holds answers .*LabelledSteps reads"):
-        StoredPrompts(store)
-
-
-def test_steps_that_are_too_long(tmp_path):
-    result = prepare(tmp_path, [*STEP_ROWS, {"prompt": "q", "completions": ["x" * 200], "labels": [1]}], max_tokens=100)
-    assert result.counts.dropped == {"overlong": 1}
-    assert len(read_steps(tmp_path / "out")) == len(STEP_ROWS)
-
-
 def edit_fields(out, change):
     (path,) = Path(out).rglob("*.fields")
     data = bytearray(path.read_bytes())
@@ -283,7 +235,7 @@ def edit_fields(out, change):
 
 
 DAMAGE = {
-    "cut": (lambda data: data[:-1], "documents in .* bytes; its shard has 60"),
+    "cut": (lambda data: data[:-1], "documents in .* bytes; its shard has 200"),
     "another file": (lambda data: b"BLMMASK\0" + data[8:], "is not a .fields file of version 1"),
     "another version": (lambda data: data[:8] + struct.pack("<Q", 2) + data[16:], "is not a .fields file of version 1"),
     "ends out of order": (
@@ -292,7 +244,7 @@ DAMAGE = {
     ),
     "an end beyond": (
         lambda data: data[:24] + struct.pack("<Q", len(data)) + data[32:],
-        "documents in .* bytes; its shard has 60",
+        "documents in .* bytes; its shard has 200",
     ),
     "no JSON": (lambda data: data[:-1] + b"x", "are no JSON"),
 }  # fmt: skip
@@ -301,33 +253,25 @@ DAMAGE = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_file_is_found(tmp_path, name):
     change, sentence = DAMAGE[name]
-    prepare(tmp_path, STEP_ROWS)
+    prepare(tmp_path, ROWS, **CARRY)
     edit_fields(tmp_path / "out", change)
     seal_sidecars(tmp_path / "out")
     with pytest.raises(StoreError, match=sentence):
-        read_steps(tmp_path / "out")
+        list(StoredPrompts(batchloom.open_store(tmp_path / "out")))
     assert not batchloom.check(tmp_path / "out").sound
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "change", "sentence"),
-    [
-        (STEP_ROWS, {}, (b"[false]", b"[0,0,1]"), "document 0 does not carry a label for each of its 1 steps"),
-        (STEP_ROWS, {}, (b'"labels"', b'"labelz"'), "document 0 does not carry a label for each of its 1 steps"),
-        (ROWS, CARRY, (b'"prompt"', b'"prompd"'), "document 0 carries no prompt"),
-    ],
-)
-def test_check_compares_the_columns_with_the_documents(tmp_path, rows, settings, change, sentence):
-    prepare(tmp_path, rows, **settings)
-    edit_fields(tmp_path / "out", lambda data: data.replace(*change, 1))
-    assert any(sentence in fault for fault in batchloom.check(tmp_path / "out").faults)
+def test_check_compares_the_columns_with_the_documents(tmp_path):
+    prepare(tmp_path, ROWS, **CARRY)
+    edit_fields(tmp_path / "out", lambda data: data.replace(b'"prompt"', b'"prompd"', 1))
+    assert any("document 0 carries no prompt" in fault for fault in batchloom.check(tmp_path / "out").faults)
 
 
 def test_a_changed_value_is_found_by_its_checksum(tmp_path):
-    prepare(tmp_path, STEP_ROWS)
-    edit_fields(tmp_path / "out", lambda data: data.replace(b"false", b"true ", 1))
+    prepare(tmp_path, ROWS, **CARRY)
+    edit_fields(tmp_path / "out", lambda data: data.replace(b'"4"', b'"5"', 1))
     with pytest.raises(StoreError, match=r"\.fields: checksum differs"):
-        read_steps(tmp_path / "out")
+        list(StoredPrompts(batchloom.open_store(tmp_path / "out")))
     faults = batchloom.check(tmp_path / "out").faults
     assert any(".fields: checksum differs" in fault for fault in faults)
 
@@ -354,9 +298,13 @@ def test_prompts_take_a_tool_format(tmp_path):
     assert texts[1].endswith("</tool_response>\n\nAssistant:\n")
 
 
-def test_prompts_and_steps_are_no_labelled_answers(tmp_path):
-    for number, (rows, settings) in enumerate(((ROWS, CARRY), (STEP_ROWS, {}))):
-        (tmp_path / str(number)).mkdir()
-        store = batchloom.open_store(prepare(tmp_path / str(number), rows, **settings).path)
-        with pytest.raises(InputError, match="holds no labelled answers"):
-            LabelledAnswers(store)
+def test_prompts_are_no_labelled_answers(tmp_path):
+    store = batchloom.open_store(prepare(tmp_path, ROWS, **CARRY).path)
+    with pytest.raises(InputError, match="holds no labelled answers"):
+        LabelledAnswers(store)
+
+
+def test_labelled_steps_are_refused(tmp_path):
+    steps = [{"prompt": f"{n}?", "completions": ["a", "b"], "labels": [True, False]} for n in range(9)]
+    with pytest.raises(SchemaError, match=r"no schema fits: .*completions.*labels"):
+        prepare(tmp_path, steps)
