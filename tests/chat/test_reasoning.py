@@ -155,7 +155,7 @@ def test_a_mask_counts_the_turns_that_a_tool_format_writes(
     make_published_encoder, published_tokenizer, tmp_path, template
 ):
     (tmp_path / "t.jinja").write_text(remove_marks(TEMPLATES[template]))
-    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"), tool_format="qwen")
+    encoder = ChatEncoder(published_tokenizer, str(tmp_path / "t.jinja"), tool_format="default")
     [trained] = list_trained_texts(encoder, [(CALLING, TOOLS)], reasoning="mask")
     assert "Look it up" not in "".join(trained)
     assert "Seven is cold" not in "".join(trained)

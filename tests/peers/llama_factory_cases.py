@@ -133,7 +133,6 @@ CASES = [
         {"conversations": WITH_CALLS, "system": "Be brief.", "tools": json.dumps([TOOL])},
         sharegpt({"system": "system", "tools": "tools"}),
         "qwen",
-        settings={"tool_format": "qwen"},
     ),
     sft(
         "sharegpt, tools with their type (qwen)",

@@ -290,12 +290,12 @@ def test_prompts_take_a_tool_format(tmp_path):
     results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
     question = {"role": "user", "content": "1 + 1?"}
     rows = [{"prompt": [question], "a": 1}, {"prompt": [question, call, *results], "tools": [tool], "a": 2}]
-    result = prepare(tmp_path, rows, prompts=True, carry=("a",), tool_format="qwen")
+    result = prepare(tmp_path, rows, prompts=True, carry=("a",), tool_format="default")
     prompts = StoredPrompts(batchloom.open_store(result.path))
     texts = [prompts.store[n].text for n in range(2)]
     assert texts[0] == "User:\n1 + 1?\n\nAssistant:\n"
-    assert "<tools>" in texts[1]
-    assert texts[1].endswith("</tool_response>\n\nAssistant:\n")
+    assert "> Tool Name: add\n" in texts[1]
+    assert texts[1].endswith("User:\n1\n2\n\nAssistant:\n")
 
 
 def test_prompts_are_no_labelled_answers(tmp_path):

@@ -493,7 +493,7 @@ def test_every_setting_has_its_key():
     chat = ChatRecipe(
         template_args={"a": 1},
         template_date="2026-07-26",
-        tool_format="qwen",
+        tool_format="default",
         tool_arguments="parse",
         reasoning="drop",
         default_system="s",
@@ -575,7 +575,7 @@ RECIPES = st.builds(
                 max_size=2,
             ),
             "template_date": st.none() | st.dates().map(str),
-            "tool_format": st.sampled_from([None, "qwen", "llama3"]),
+            "tool_format": st.sampled_from([None, "default"]),
             "train_on": st.sampled_from([None, "all", "last"]),
             "max_tokens": st.integers(1, 9),
             "overlong": st.sampled_from(["drop", "split"]),

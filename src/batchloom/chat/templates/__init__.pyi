@@ -32,7 +32,6 @@ from .tool_arguments import (
 )
 from .tool_formats import (
     TOOL_FORMATS as TOOL_FORMATS,
-    choose_tool_format as choose_tool_format,
     write_tools as write_tools,
 )
 from .trained_spans import (

@@ -22,7 +22,6 @@ from batchloom.chat.templates import (
     TemplateArguments,
     TextJoiner,
     WeightedSpan,
-    choose_tool_format,
     expand_placeholders,
     make_control_pattern,
     write_tools,
@@ -151,7 +150,7 @@ class ChatEncoder(ControlEncoder):
                 tokenizer's own, else plain.
             date: date that ``strftime_now`` of templates returns.
             arguments: variables of the template; those of a conversation override them.
-            tool_format: format in which tools and calls are written into contents; None leaves them to the template.
+            tool_format: ``default`` to write tools and calls into contents; None leaves them to the template.
             families: processor family by media kind.
             templates: templates by name, which take precedence over the tokenizer's own.
 
@@ -166,8 +165,7 @@ class ChatEncoder(ControlEncoder):
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
-        self._date = date
-        self._tool_format = tool_format and choose_tool_format(tool_format, list(control), tokenizer.name)
+        self._tool_format = tool_format
         self.joins_texts = template == NO_TEMPLATE
         if self.joins_texts:
             self.renderer = TextJoiner(special_tokens["eos_token"])
@@ -190,7 +188,7 @@ class ChatEncoder(ControlEncoder):
         Raises:
             RenderError: the tool format cannot write its tools or calls.
         """
-        return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
+        return write_tools(conversation) if self._tool_format else conversation
 
     @property
     def notes(self) -> tuple[str, ...]:

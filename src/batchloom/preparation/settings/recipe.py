@@ -231,8 +231,7 @@ class ChatRecipe:
     tool_format: Annotated[
         str | None,
         ChatSetting(
-            help="Format in which tools and tool calls are written, for templates that write none: "
-            f"{', '.join(TOOL_FORMATS)}.",
+            help="default writes tools and tool calls into the contents of messages, for templates that write none.",
             check=lambda value: find_choice_problem(value, TOOL_FORMATS),
             shown_default="the template's",
         ),
