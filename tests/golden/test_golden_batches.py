@@ -27,7 +27,7 @@ from golden.mixtures import make_mixture
 EXPECTED = Expectations("batches")
 _STEPS = 50
 _ORDER = {"seq_len": 512, "global_batch_size": 4, "steps": _STEPS}
-_PACKINGS = ("best_fit", "wrap", "first_fit", "window_16", "window_16@1", "none")
+_PACKINGS = ("best_fit", "wrap", "first_fit", "window_16", "none")
 _RANKS = {"rank 0 of 1": (0, 1), "rank 0 of 2": (0, 2), "rank 1 of 2": (1, 2)}
 _FORMS = {
     "rows": {},

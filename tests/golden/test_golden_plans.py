@@ -16,7 +16,7 @@ from golden.mixtures import SOURCES, WEIGHTS, make_mixture
 EXPECTED = Expectations("plans")
 _STEPS = 8
 _SIZES = {"seq_len": 512, "global_batch_size": 4}
-_PACKINGS = ("best_fit", "wrap", "first_fit", "window_16", "window_16@1", "none")
+_PACKINGS = ("best_fit", "wrap", "first_fit", "window_16", "none")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{packing: {"packing": packing} for packing in _PACKINGS},

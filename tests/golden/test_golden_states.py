@@ -9,7 +9,6 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader, StateError
-from batchloom.cli import run_command_line
 from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
@@ -52,7 +51,6 @@ def _load_staged_mixture(workspace: Workspace, **settings: Any) -> Loader:
 RUNS: dict[str, Callable[..., Loader]] = {
     "store": _load_store,
     "store, wrapped": lambda space, **more: _load_store(space, packing="wrap", **more),
-    "store, first windows": lambda space, **more: _load_store(space, packing="window_16@1", **more),
     "store, lanes": lambda space, **more: _load_store(space, lanes=4, pool_size=8, **more),
     "store, grouped": lambda space, **more: _load_store(space, packing="none", group_by_length=10, **more),
     "store, augmented": lambda space, **more: _load_store(space, augment=Augment(noise_prob=0.2, seed=5), **more),
@@ -82,26 +80,6 @@ def test_a_run_resumes(workspace: Workspace, name: str) -> None:
         assert batches[0].step == _STEPS_BEFORE
         section = f"{name}: after the state, rank {ranks[0]} of {ranks[1]}"
         EXPECTED.check(section, describe_batches(batches)["steps"])
-
-
-def test_a_state_of_the_first_window_16_names_its_packing(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Fingerprints of ``window_16@1`` have its first name, ``window_16``."""
-    resumed = _load_store(workspace, packing="window_16")
-    assert resumed.plan.identity["spec"]["packing"] == "window_16@2"
-    saved = EXPECTED.read("store, first windows: state")
-    with pytest.raises(StateError, match="give packing='window_16@1' to continue it"):
-        resumed.load_state_dict(saved)
-    resumed = _load_store(workspace, packing="window_16@1")
-    assert resumed.plan.identity["spec"]["packing"] == "window_16"
-    resumed.load_state_dict(saved)
-    section = "store, first windows: after the state, rank 0 of 1"
-    EXPECTED.check(section, describe_batches(_read_batches(resumed, _STEPS_AFTER))["steps"])
-    (workspace.root / "first.json").write_text(json.dumps(saved), "utf-8")
-    with workspace.enter():
-        assert run_command_line(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0
-    assert saved["fingerprint"] in capsys.readouterr().out
 
 
 def _save_state_after(loader: Loader, steps: int) -> dict[str, Any]:

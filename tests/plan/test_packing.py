@@ -8,9 +8,7 @@ from batchloom.plan import count_sequences
 from batchloom.plan.packing.strategies import is_strategy, pack
 from tiers import examples
 
-STRATEGIES = st.sampled_from(
-    ["best_fit", "wrap", "first_fit", "none", "window_1", "window_7", "window_100", "window_7@1"]
-)
+STRATEGIES = st.sampled_from(["best_fit", "wrap", "first_fit", "none", "window_1", "window_7", "window_100"])
 LENGTHS = st.lists(st.integers(0, 70), max_size=120).map(lambda xs: np.array(xs, np.int64))
 
 
@@ -161,11 +159,7 @@ def test_windows_never_make_more_packs_than_lmms_engine(name, size):
 def test_a_window_of_a_whole_pool_is_filled(size):
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6.2, 1.1, 65_536), 1, 2048).astype(np.int64)
-    fill = {
-        name: lengths.sum() / 2048 / count_sequences(lengths, 2048, name)
-        for name in (f"window_{size}", f"window_{size}@1")
-    }
-    assert fill[f"window_{size}"] > max(0.985, fill[f"window_{size}@1"])
+    assert lengths.sum() / 2048 / count_sequences(lengths, 2048, f"window_{size}") > 0.985
 
 
 @pytest.mark.parametrize("size", [2, 10_000])
@@ -187,32 +181,6 @@ def test_the_wait_of_a_document_is_at_most_twice_its_window(lengths, size):
         # Sequence that was being filled when the document entered the window.
         entered = in_order[item - size] if item >= size else 0
         assert entered <= sequence < entered + 2 * size
-
-
-@given(
-    lengths=st.lists(st.integers(1, 29), max_size=200),
-    seq_len=st.integers(30, 64),
-    size=st.integers(1, 40),
-)
-@settings(max_examples=examples(100))
-def test_version_1_packs_each_window_separately(lengths, seq_len, size):
-    packed = pack(np.array(lengths, np.int64), seq_len, f"window_{size}@1")
-    expected, count = [], 0
-    for start in range(0, len(lengths), size):
-        window_sequences = pack_best_fit(lengths[start : start + size], seq_len)
-        expected += [count + sequence for sequence in window_sequences]
-        count += max(window_sequences) + 1
-    assert packed.sequences.tolist() == expected
-
-
-@pytest.mark.parametrize("size", [pytest.param(7, marks=pytest.mark.slow), 1024, 1025, 70_000])
-def test_version_1_packs_windows_of_any_size_alike(size):
-    lengths = np.random.default_rng(0).integers(1, 4096, 75_000)
-    packed = pack(lengths, 4096, f"window_{size}@1")
-    for start in (0, 65_536 // size * size, len(lengths) // size * size):
-        sequences = packed.sequences[start : start + size]
-        window_sequences = pack(lengths[start : start + size], 4096, "best_fit").sequences
-        assert (sequences - sequences.min()).tolist() == window_sequences.tolist()
 
 
 def test_wrap_fills_every_sequence_but_the_last():
@@ -238,6 +206,6 @@ def test_log_normal_documents_fill_99_9_percent():
         assert lengths.sum() / (count * seq_len) > 0.999
 
 
-@pytest.mark.parametrize("name", ["best-fit", "window_0", "window_", "window_12345678", "window_8@2", "", "wrap "])
+@pytest.mark.parametrize("name", ["best-fit", "window_0", "window_", "window_12345678", "window_8@1", "", "wrap "])
 def test_unknown_strategies_are_recognized(name):
     assert not is_strategy(name)

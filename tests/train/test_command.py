@@ -85,22 +85,6 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
 
-def test_a_run_of_the_first_windows_is_resumed_with_them(store, config, tmp_path, capsys):
-    out, reference = tmp_path / "run", tmp_path / "whole"
-    args = ["--data", store.path, "--config-file", config, "--packing", "window_8@1", "--out"]
-    assert train(*args, reference) == 0
-    assert train(*args, out, "--stop-at", 3) == 0
-    # Runs of the first version name the packing without its version.
-    settings = out / "run.json"
-    settings.write_text(settings.read_text().replace("window_8@1", "window_8"))
-    assert train("--data", store.path, "--out", out, "--resume") == 1
-    assert "give packing='window_8@1' to continue it" in capsys.readouterr().err
-    assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_8@1") == 0
-    assert read_steps(out) == read_steps(reference)
-    assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_4@1") == 1
-    assert "order.packing was 'window_8@1' and is 'window_4@1'" in capsys.readouterr().err
-
-
 def test_resuming_with_invalid_settings_is_refused(store, config, tmp_path, capsys):
     out = tmp_path / "run"
     args = ["--data", store.path, "--out", out]

@@ -37,7 +37,7 @@ from batchloom.plan import (
     with_journal,
 )
 from batchloom.plan.order import SOURCE, AssumedStore, Costs, refuse_lane_order, sort_by_cost
-from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
+from batchloom.plan.packing import MAX_STEPS
 from batchloom.store import Store, open_store
 
 _STATE_FILE, _RUN_FILE = "state.json", "run.json"
@@ -166,7 +166,7 @@ def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore],
 
 def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
     spec = identity["spec"]
-    settings = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
+    settings = {**spec, "block": block}
     if settings.get("epochs") is not None or settings.get("steps") is not None:
         # The order of rows grouped by length depends on the end of the run.
         return from_plain(PlanSpec, settings)

@@ -354,10 +354,7 @@ def _list_allowed_changes(
     old, new = flatten_values(previous_description), flatten_values(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
     changed_names = [name for name in names if old.get(name) != new.get(name)]
-    # A run that predates the second version of its packing recorded the bare name; its states know the version.
-    first_version = f"{old.get('order.packing')}@1"
-    unchanged_names = {"order.packing"} if new.get("order.packing") == first_version else set()
-    refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS) and name not in unchanged_names]
+    refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS)]
     if refused_names:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         remedy = "Give the settings the run was started with, or another --out for a new run."

@@ -50,10 +50,9 @@ def find_last_fingerprint(origin: dict[str, Any], journal: list[dict[str, Any]])
 def describe_origin(orders: SourceOrders) -> dict[str, Any]:
     """Return the identity of a plan before any edit.
 
-    Lanes, alignment and mixture appear only if they are used, so older plans keep their fingerprint.
+    Lanes, alignment, groups and mixture appear only if they are used.
     """
     spec = {k: v for k, v in orders.spec.identity_fields().items() if k not in _NON_ORDER_FIELDS}
-    # Default values are left out, because plans that predate these settings must keep their fingerprint.
     for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
         if spec[name] == default:
             del spec[name]
@@ -307,15 +306,7 @@ def _describe_other_plan(
 
 
 def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], state_fingerprint: str) -> str:
-    lines = list_differences(state_identity, plan_identity)
-    differences = "; ".join(lines) or f"fingerprint was {state_fingerprint!r}"
-    packing = plan_identity["spec"]["packing"]
-    bare = packing.removesuffix("@2")
-    if f"spec.packing was {bare!r} and is {packing!r}" in lines:
-        return (
-            f"The state belongs to another plan: {differences}. It was packed by the first version of this rule: "
-            f"give packing={bare + '@1'!r} to continue it."
-        )
+    differences = "; ".join(list_differences(state_identity, plan_identity)) or f"fingerprint was {state_fingerprint!r}"
     return (
         f"The state belongs to another plan: {differences}. Give the settings and the store the state was made "
         "with, or start without it."

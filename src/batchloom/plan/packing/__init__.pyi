@@ -16,4 +16,4 @@ from .rows import (
     reorder_rows as reorder_rows,
     slice_rows as slice_rows,
 )
-from .strategies import CUTTING_STRATEGIES as CUTTING_STRATEGIES, strategy_from_identity as strategy_from_identity
+from .strategies import CUTTING_STRATEGIES as CUTTING_STRATEGIES

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
 from batchloom.core.settings import Setting, convert_int_settings, is_bool, raise_problems, suggest, to_plain
-from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_to_identity
+from batchloom.plan.packing.strategies import STRATEGIES, is_strategy
 
 OverlongMode = Literal["split", "drop", "truncate", "error"]
 LastStepPolicy = Literal["fill", "drop"]
@@ -101,7 +101,7 @@ class PlanSpec(PackingOptions):
     Attributes:
         seq_len: tokens of a sequence, at most 2**24.
         global_batch_size: sequences of a step, over all ranks, at most 2**24.
-        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` (``window_N@1`` for its first version) or
+        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` or
             ``none``.
         overlong: policy for documents longer than ``seq_len``: ``split`` cuts them, ``drop`` leaves them out,
             ``truncate`` keeps their first ``seq_len`` tokens, ``error`` refuses the plan. (``wrap`` splits at the
@@ -217,7 +217,7 @@ class PlanSpec(PackingOptions):
         plain = to_plain(self)
         # Saved states list the fields of PackingOptions last; keep that order.
         options = {field.name: plain.pop(field.name) for field in fields(PackingOptions)}
-        return {**plain, **options, "packing": strategy_to_identity(self.packing)}
+        return {**plain, **options}
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """Return a copy with the default pool size for this many sources filled in."""

@@ -6,7 +6,7 @@ capacity that has open sequences is marked. The smallest capacity that fits a le
 it. As many documents of that length as fit go into all sequences of that capacity in one move.
 
 ``window_N`` looks ahead over the next N documents, as the packer of that name in lmms-engine does, but takes the
-longest that fits instead of the first. Its first version, ``window_N@1``, packs each N documents by themselves.
+longest that fits instead of the first.
 """
 
 import re
@@ -218,17 +218,6 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
     return len(ends), sequences
 
 
-def _pack_separate_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
-    """Run best fit on each ``size`` items by themselves."""
-    sequences = np.empty(len(lengths), np.int64)
-    total = 0
-    for start in range(0, len(lengths), size):
-        count, window_sequences = _pack_best_fit(lengths[start : start + size], seq_len)
-        sequences[start : start + size] = window_sequences + total
-        total += count
-    return total, sequences
-
-
 def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     """Concatenate all items and cut them: every sequence but the last is full."""
     ends = np.cumsum(lengths)
@@ -247,7 +236,7 @@ def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     )
 
 
-_WINDOW_PATTERN = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
+_WINDOW_PATTERN = re.compile(r"window_([1-9][0-9]{0,6})")
 # Strategies whose number of sequences does not depend on the order of the lengths.
 ORDER_FREE_STRATEGIES = frozenset({"best_fit", "wrap", "none"})
 # Strategies that cut a document where a sequence ends.
@@ -259,29 +248,10 @@ def is_strategy(name: str) -> bool:
     return (name in STRATEGIES and name != "window_N") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
-def strategy_to_identity(strategy: str) -> str:
-    """Return the name of a strategy in fingerprints, which includes its version.
-
-    Fingerprints that predate the second version of ``window_N`` use its bare name for the first.
-    """
-    window = _WINDOW_PATTERN.fullmatch(strategy)
-    if not window:
-        return strategy
-    return f"window_{window[1]}" if window[2] else f"window_{window[1]}@2"
-
-
-def strategy_from_identity(name: str) -> str:
-    """Return the strategy of a name in fingerprints.
-
-    It is the inverse of :func:`strategy_to_identity`.
-    """
-    return f"{name}@1" if _WINDOW_PATTERN.fullmatch(name) else name.removesuffix("@2")
-
-
 def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
     window = _WINDOW_PATTERN.fullmatch(strategy)
     if window:
-        return partial(_pack_separate_windows if window[2] else _pack_sliding_window, size=int(window[1]))
+        return partial(_pack_sliding_window, size=int(window[1]))
     if strategy == "none":
         return lambda lengths, _seq_len: (len(lengths), np.arange(len(lengths)))
     return _pack_best_fit if strategy == "best_fit" else _pack_first_fit
