@@ -179,7 +179,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "text": {"inputs": "records.jsonl", "mapping": {"text": "body"}},
     "text, wrapped": {"inputs": ["corpus", "packed"], "packing": "wrap", "pool_size": 32},
     "conversations": {"inputs": "tasks.jsonl", "template": "alpaca", "seed": 4},
-    "unshuffled": {"inputs": ["notes.csv"], "text_field": "note", "shuffle": False, "lanes": 2},
+    "unshuffled": {"inputs": ["corpus", "notes.csv"], "text_field": "note", "shuffle": False, "lanes": 2},
 }
 
 

@@ -76,9 +76,9 @@ def test_a_batch_costs_next_to_nothing():
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
-    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(500)))
+    (tmp_path / "a.txt").write_text("".join(f"one line {n}\n" for n in range(500)))
     settings = RunSettings(unit_bytes=4000, dry_run=dry_run, execution=INLINE)
-    recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    recipe = make_recipe(inputs=(str(tmp_path / "a.txt"),), tokenizer="train:300", dedup="lines")
     run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
     report = read_report(tmp_path / "out/.work" if dry_run else tmp_path / "out")
     missing_stages = {"write shards", "finish"} if dry_run else set()
@@ -89,8 +89,8 @@ def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
 
 
 def test_the_phases_cover_the_complete_time_of_a_job(tmp_path):
-    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(500)))
-    recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    (tmp_path / "a.txt").write_text("".join(f"one line {n}\n" for n in range(500)))
+    recipe = make_recipe(inputs=(str(tmp_path / "a.txt"),), tokenizer="train:300", dedup="lines")
     shares = [0.0]
     # A busy machine may stop the process between two phases; a missing phase is missing each time.
     while shares[-1] < 0.8:

@@ -1,6 +1,5 @@
-"""Several workers: shared knowledge of parts, and equal results everywhere."""
+"""Several workers: equal results everywhere."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.prepare_run import choose_worker_count
 from batchloom.preparation.units import UnitTask
 from batchloom.preparation.units.units import choose_unit_bytes
-from batchloom.sources import SequentialCuts
 from batchloom.store import read_manifest
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 
@@ -31,35 +29,19 @@ def prepare_in_pool(inputs, out, workers=2, **settings):
 
 
 @pytest.fixture
-def sequential_inputs(tmp_path):
-    """Write a CSV file and a JSON list of several units each."""
-    rows = [f'{n},"row {n}\nof ""quoted"" text {"x" * (n % 37)}"' for n in range(300)]
-    (tmp_path / "a.csv").write_text("id,text\n" + "\n".join(rows) + "\n")
+def inputs(tmp_path):
+    """Write two files of several units each."""
+    rows = [{"text": f"row {n}\nof text {'x' * (n % 37)}"} for n in range(300)]
     elements = [{"text": f"element {n} " + "y" * (n % 41)} for n in range(250)]
-    (tmp_path / "b.json").write_text(json.dumps(elements, indent=1))
-    return [tmp_path / "a.csv", tmp_path / "b.json"]
+    return [write_jsonl(tmp_path / "a.jsonl", rows), write_jsonl(tmp_path / "b.jsonl", elements)]
 
 
 @pytest.mark.parametrize("dedup", [pytest.param("exact", marks=pytest.mark.slow), "lines"])
-def test_parts_that_are_read_in_order_give_the_same_bytes_in_a_pool(tmp_path, sequential_inputs, dedup):
+def test_a_pool_writes_the_same_bytes(tmp_path, inputs, dedup):
     settings = {"unit_bytes": 4000, "limits": SMALL_LIMITS, "dedup": dedup}
-    prepare_store(sequential_inputs, tmp_path / "one", **settings)
-    prepare_in_pool(sequential_inputs, tmp_path / "pool", dedup=dedup)
+    prepare_store(inputs, tmp_path / "one", **settings)
+    prepare_in_pool(inputs, tmp_path / "pool", dedup=dedup)
     assert hash_store_files(tmp_path / "pool") == hash_store_files(tmp_path / "one")
-
-
-def test_part_cuts_are_found_once_for_all_workers(tmp_path, sequential_inputs, monkeypatch):
-    """One pass looks up every offset, and no unit looks it up again."""
-    lookups = []
-    get_cut = SequentialCuts.get_cut
-    monkeypatch.setattr(
-        SequentialCuts,
-        "get_cut",
-        lambda self, offset: lookups.append((self.source.path, offset)) or get_cut(self, offset),
-    )
-    prepare_store(sequential_inputs, tmp_path / "out", unit_bytes=4000, limits=SMALL_LIMITS)
-    offsets_by_path = {str(path): range(4000, path.stat().st_size, 4000) for path in sequential_inputs}
-    assert lookups == [(path, offset) for path, offsets in offsets_by_path.items() for offset in offsets]
 
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
@@ -83,10 +65,10 @@ def test_a_worker_without_a_package_says_so():
         replace(setup)()
 
 
-def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inputs, monkeypatch):
+def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, inputs, monkeypatch):
     """A task given up as lost may finish before the one that replaced it."""
     settings = {"unit_bytes": 4000, "limits": SMALL_LIMITS, "dedup": "near"}
-    prepare_store(sequential_inputs, tmp_path / "once", **settings)
+    prepare_store(inputs, tmp_path / "once", **settings)
     make_task_function, task_kinds = worker_setup.make_task_function, set()
 
     def run_twice(task):
@@ -104,7 +86,7 @@ def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inpu
         return run_task_twice
 
     monkeypatch.setattr(prepare_run, "make_task_function", run_twice)
-    prepare_store(sequential_inputs, tmp_path / "twice", **settings)
+    prepare_store(inputs, tmp_path / "twice", **settings)
     assert {
         "UnitTask",
         "resolve_unit_duplicates",

@@ -30,11 +30,9 @@ from .listing import (
     strip_wildcard_part as strip_wildcard_part,
 )
 from .part_reader import (
-    KnownCut as KnownCut,
     PartReader as PartReader,
     RecordBounds as RecordBounds,
     SampleRange as SampleRange,
-    SequentialCuts as SequentialCuts,
     format_record_name as format_record_name,
     iter_sample_ranges as iter_sample_ranges,
     locate_record as locate_record,

@@ -1,18 +1,15 @@
 """Parts of sources: their boundaries, their records, and positions of records.
 
-A boundary depends only on the bytes around the offset, or for CSV files and JSON lists on all bytes before it, so
-parts can be read in any order and give the same documents. One pass from the front finds the boundaries of a CSV file
-or JSON list: known cuts are cached and the next search starts at the last one.
+A boundary depends only on the bytes around the offset, so parts can be read in any order and give the same documents.
 """
 
 import tempfile
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, Self, cast, final
 
 from batchloom.core.document import BadRecord, Records
@@ -20,17 +17,14 @@ from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.files import describe_os_error
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.wording import shorten
-from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
-from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
+from batchloom.sources.files.part_stream import PartStream, ReadRules, Source, SourcePart, open_source
+from batchloom.sources.formats.format_registry import get_read_method, is_splittable
 from batchloom.sources.formats.record_faults import name_encoding
 from batchloom.sources.formats.table_probe import require_no_crash
 from batchloom.sources.formats.text_format import NEWLINE, Delimiter, find_best_cut, find_character_start
 
 if TYPE_CHECKING:
     from batchloom.sources.formats.table_format import TableReader
-
-# (path of a source, nominal offset, cut at that offset)
-KnownCut = tuple[str, int, PartStart | None]
 
 _FIRST_SEARCH_BYTES = 64 << 10
 _MAX_SEARCH_BYTES = 8 << 20
@@ -50,42 +44,6 @@ def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[Sour
 
 
 @final
-class SequentialCuts:
-    """The cuts of a CSV file or JSON list found so far."""
-
-    def __init__(self, source: Source, rules: ReadRules) -> None:
-        self.source, self._rules = source, rules
-        self._cuts_by_nominal: dict[int, PartStart | None] = {}
-        self._known_cuts: list[PartStart] = []
-        self._end_nominal = source.size
-
-    def get_cut(self, nominal: int) -> PartStart | None:
-        """Return the first cut at or after byte ``nominal``, or None.
-
-        Raises:
-            InputError: the source cannot be read, or its header or list is invalid.
-        """
-        if nominal not in self._cuts_by_nominal:
-            cut = self._find_cut(nominal) if nominal < self._end_nominal else None
-            self._cuts_by_nominal[nominal] = cut
-            if cut is not None:
-                insort(self._known_cuts, cut, key=attrgetter("offset"))
-            else:
-                self._end_nominal = min(nominal, self._end_nominal)
-        return self._cuts_by_nominal[nominal]
-
-    def _find_cut(self, nominal: int) -> PartStart | None:
-        index = bisect_right(self._known_cuts, nominal, key=attrgetter("offset"))
-        last_cut = self._known_cuts[index - 1] if index else None
-        if last_cut is not None and last_cut.offset == nominal:
-            return last_cut
-        find_cut = get_read_method(self.source, self._rules).find_cut
-        if find_cut is None:
-            raise AssertionError("only files that are read in order are searched for cuts")
-        return find_cut(self.source, self._rules, last_cut, nominal)
-
-
-@final
 class RecordBounds:
     """Finder of the first record that begins at or after a nominal offset of a source.
 
@@ -97,21 +55,12 @@ class RecordBounds:
         self._rules = rules
         self._gap: tuple[str, int, int] = ("", 0, 0)
         self._starts: tuple[str, list[int]] = ("", [])
-        self._sequential_cuts: SequentialCuts | None = None
-        self._known_cuts: dict[tuple[str, int], PartStart | None] = {}
-
-    def set_known_cuts(self, known_cuts: Iterable[KnownCut]) -> None:
-        """Replace the known cuts; their sources are not read to find them."""
-        self._known_cuts = {(path, nominal): begin for path, nominal, begin in known_cuts}
 
     def find_bound(self, source: Source, nominal: int) -> int:
         """Return the bound for a nominal offset; the source's size if no record follows."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
         cut_rule = get_read_method(source, self._rules).cut
-        if cut_rule == "ordered":
-            begin = self.begin(source, nominal)
-            return source.size if begin is None else begin.offset
         path, start, stop = self._gap
         # Near the ends of the gap the result also depends on bytes outside it, so it is searched again.
         reach = self._rules.limits.reach_bytes
@@ -122,20 +71,6 @@ class RecordBounds:
         if cut_rule == "delimiter":
             self._gap = (source.path, nominal, bound)
         return bound
-
-    def begin(self, source: Source, nominal: int) -> PartStart | None:
-        """Return the reader state at the bound of a nominal offset.
-
-        It is None if no record begins there, and for sources whose records can be recognized by their
-        beginning.
-        """
-        if not 0 < nominal < source.size or not is_sequential(source, self._rules):
-            return None
-        if (source.path, nominal) in self._known_cuts:
-            return self._known_cuts[source.path, nominal]
-        if self._sequential_cuts is None or self._sequential_cuts.source != source:
-            self._sequential_cuts = SequentialCuts(source, self._rules)
-        return self._sequential_cuts.get_cut(nominal)
 
     def find_bound_within(self, source: Source, nominal: int, limit: int) -> int | None:
         """Return the bound below byte ``limit``, or None if there is none."""
@@ -250,14 +185,12 @@ class PartReader:
         source = part.source
         self._rules, self._method, self._sample = rules, get_read_method(source, rules), source.sample
         self.start, self.stop = part.start, part.stop
-        begin: PartStart | None = None
         if bounds is not None and is_splittable(source, rules):
             self.start, self.stop = bounds.find_bound(source, part.start), bounds.find_bound(source, part.stop)
-            begin = bounds.begin(source, part.start)
         # The stream hashes the bytes of a table in order; the table reader needs random access.
         self._table = open_table(source) if self._method.read is None else None
         try:
-            self._stream = PartStream(source, self.start, self.stop, begin)
+            self._stream = PartStream(source, self.start, self.stop)
         except InputError:
             self._close_table()
             raise
@@ -405,7 +338,7 @@ def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, 
 
 def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], size: int) -> Iterator[SampleRange]:
     cut_rule = get_read_method(source, rules).cut
-    if not is_splittable(source, rules) or cut_rule == "ordered":
+    if not is_splittable(source, rules):
         yield SampleRange(SourcePart(source, 0, source.size), len(offsets))
         return
     bounds, read_to = RecordBounds(rules), 0

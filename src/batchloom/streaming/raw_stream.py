@@ -284,7 +284,7 @@ class Stream:
         if lanes > count:
             raise PlanError(
                 f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed "
-                f"and decoded files are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
+                f"and decoded files, CSV and JSON lists are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
                 "uncompressed files, or prepare the input (batchloom prepare)."
             )
         return lanes

@@ -1,9 +1,8 @@
 """Phase A over all units: part boundaries, task dispatch and progress counting."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, final, get_args
 
@@ -34,38 +33,17 @@ from batchloom.preparation.units.work_folder import (
     WorkFolder,
     read_unit_facts,
 )
-from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
+from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
 from batchloom.sources import (
-    KnownCut,
     ReadRules,
-    SequentialCuts,
     SourceListing,
     format_record_name,
     make_bad_record_error,
 )
-from batchloom.sources.files import PartStart, Source
-from batchloom.sources.formats import is_sequential
+from batchloom.sources.files import Source
 
 # Damaged files that are named when they are met; all are listed at the end.
 _MAX_NOTED = 5
-# Part starts by (path, nominal offset).
-CutsBySource = Mapping[tuple[str, int], PartStart | None]
-
-
-def find_part_cuts(
-    source: Source,
-    nominal: Sequence[int],
-    rules: ReadRules,
-    attempt: str,  # noqa: ARG001 - writes no file
-) -> list[PartStart | None]:
-    """Find where parts begin, at or after ascending offsets; None at the end."""
-    sequential_cuts = SequentialCuts(source, rules)
-    return [sequential_cuts.get_cut(offset) for offset in nominal]
-
-
-def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
-    cut_keys = dict.fromkeys((part.source.path, offset) for part in unit.parts for offset in (part.start, part.stop))
-    return tuple((path, offset, cuts[path, offset]) for path, offset in cut_keys if (path, offset) in cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +90,7 @@ class TokenizePhase:
         self.resumed = sum(facts is not None for facts in self._facts)
 
     def run(self, executor: Executor, segments: SegmentSearch | None) -> list[TokenizedUnit]:
-        """Find part boundaries and repeats, tokenize pending units; return all units."""
+        """Find repeats, tokenize pending units; return all units."""
         tasks = self._make_tasks(executor, segments)
         with self._log.time("tokenize"):
             try:
@@ -158,12 +136,10 @@ class TokenizePhase:
         pending_units = [unit for unit, facts in zip(self._units, self._facts, strict=True) if facts is None]
         if not pending_units:
             return {}
-        # Repeated lines are searched in all units.
-        cuts = self._find_cuts(executor, self._units if segments else pending_units)
         repeated_files: tuple[Path, ...] = ()
         if segments:
             with self._log.time("find repeated pieces"):
-                repeated_files = self._find_repeated_segments(executor, segments, cuts)
+                repeated_files = self._find_repeated_segments(executor, segments)
         return {
             unit.number: UnitTask(
                 unit,
@@ -171,45 +147,17 @@ class TokenizePhase:
                 self._work.attempt,
                 excluded=segments.excluded[unit.number] if segments else (),
                 repeated=repeated_files,
-                known_cuts=select_unit_cuts(unit, cuts),
             )
             for unit in pending_units
         }
 
-    def _find_cuts(self, executor: Executor, units: Sequence[Unit]) -> CutsBySource:
-        """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
-        sources: list[Source] = []
-        offsets: dict[str, set[int]] = {}
-        for part in (part for unit in units for part in unit.parts):
-            inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
-            if inner_offsets and is_sequential(part.source, self._rules):
-                if part.source.path not in offsets:
-                    sources.append(part.source)
-                offsets.setdefault(part.source.path, set()).update(inner_offsets)
-        if not sources:
-            return {}
-        tasks = {
-            number: partial(find_part_cuts, source, sorted(offsets[source.path]), self._rules)
-            for number, source in enumerate(sources)
-        }
-        with self._log.time("find cuts"):
-            starts = run_tasks(executor, tasks, "")
-        return {
-            (source.path, offset): start
-            for number, source in enumerate(sources)
-            for offset, start in zip(sorted(offsets[source.path]), starts[number], strict=True)
-        }
-
-    def _find_repeated_segments(
-        self, executor: Executor, segments: SegmentSearch, cuts: CutsBySource
-    ) -> tuple[Path, ...]:
+    def _find_repeated_segments(self, executor: Executor, segments: SegmentSearch) -> tuple[Path, ...]:
         tasks = {
             unit.number: UnitTask(
                 unit,
                 path,
                 self._work.attempt,
                 excluded=excluded,
-                known_cuts=select_unit_cuts(unit, cuts),
                 segment_keys=True,
             )
             for unit, path, excluded in zip(self._units, segments.key_files, segments.excluded, strict=True)

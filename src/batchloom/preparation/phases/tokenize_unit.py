@@ -296,7 +296,6 @@ def _tokenize_parts(
         with wrap_write_errors(folder):
             shutil.rmtree(folder)
     make_folder(folder)
-    context.bounds.set_known_cuts(unit_task.known_cuts)
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if context.overlap else None
         files = stack.enter_context(UnitFiles(folder, context.dedup))
@@ -748,7 +747,6 @@ def _write_part_keys(
         stopwatch=Stopwatch(),
     )
     crash_isolation, count = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded), 0
-    context.bounds.set_known_cuts(unit_task.known_cuts)
     parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
     with (
         open_attempt_file(unit_task.output_path, unit_task.attempt) as attempt_path,

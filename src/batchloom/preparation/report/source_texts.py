@@ -13,7 +13,7 @@ from batchloom.core.files import describe_os_error
 from batchloom.preparation.report.report import ReportedSource
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source
-from batchloom.sources.formats import COLUMNAR_KINDS, is_sequential, is_splittable
+from batchloom.sources.formats import COLUMNAR_KINDS, is_splittable
 from batchloom.store import PartEntry
 from batchloom.store.format import SourceEntry
 
@@ -53,15 +53,14 @@ def read_source_texts(
         reported.mtime_ns,
         encoding=reported.encoding,
     )
-    is_ordered = is_sequential(file, rules)
     texts: dict[int, str] = {}
-    if is_splittable(file, rules) and not is_ordered and source.kind not in COLUMNAR_KINDS:
+    if is_splittable(file, rules) and source.kind not in COLUMNAR_KINDS:
         for record, offset in offsets.items():
             # A damaged report may hold an offset behind the end of the part.
             rest = SourcePart(file, min(offset, part.stop), part.stop)
             for _, value in islice(_iter_records(rest, rules), 1):
                 texts[record] = _format_record(value, source)
-    elif not (is_ordered and part.start):
+    else:
         for record, value in _iter_records(SourcePart(file, part.start, part.stop), rules):
             if record in offsets:
                 texts[record] = _format_record(value, source)

@@ -27,7 +27,6 @@ T = TypeVar("T")
 TimedStage = Literal[
     "list",
     "sample",
-    "find cuts",
     "find repeated pieces",
     "read",
     "clean",

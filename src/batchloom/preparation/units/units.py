@@ -19,7 +19,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation.documents.token_encoder import make_snippet
 from batchloom.preparation.settings.run_settings import UNIT_BYTES
 from batchloom.preparation.units.unit_report import ReasonCounts
-from batchloom.sources import KnownCut, ReadRules, SourcePart, split_source
+from batchloom.sources import ReadRules, SourcePart, split_source
 from batchloom.sources.files import CompactParts, Source
 
 # Bounds the memory of a unit of very many small files.
@@ -160,7 +160,6 @@ class UnitTask:
             that the next death narrows them down.
         excluded: records to skip, each with the reason.
         repeated: files that list repeated lines or paragraphs.
-        known_cuts: part boundaries of its large CSV files and JSON lists.
         segment_keys: only write the keys of its lines or paragraphs.
     """
 
@@ -170,7 +169,6 @@ class UnitTask:
     suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
-    known_cuts: tuple[KnownCut, ...] = ()
     segment_keys: bool = False
 
 

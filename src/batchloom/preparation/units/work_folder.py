@@ -51,7 +51,7 @@ SPOOL_NAME = "spool"
 # Suffixes of keys, of duplicates, and of documents dropped as near duplicates.
 KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX = ".keys", ".rows", ".drops"
 # Version of the temporary files; a job of another version starts over.
-WORK_VERSION = 10
+WORK_VERSION = 11
 _ENCODED_SOURCES = 1 << 14
 
 

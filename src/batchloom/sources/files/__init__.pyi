@@ -7,7 +7,6 @@ from .file_opening import (
 from .part_stream import (
     CompactParts as CompactParts,
     CompactSequence as CompactSequence,
-    PartStart as PartStart,
     RecordSample as RecordSample,
     Source as Source,
     SourceTable as SourceTable,

@@ -170,22 +170,6 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class PartStart:
-    """Start of a part inside a CSV file or JSON list, between two records.
-
-    Attributes:
-        offset: byte offset in the (decompressed) source.
-        line, column: 1-based position of the character at the offset.
-        wrapper: key of the object that holds the list; empty without one.
-    """
-
-    offset: int
-    line: int
-    column: int = 1
-    wrapper: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class SourcePart:
     """Bytes [start, stop) of a source, nominal until record bounds are looked up."""
 
@@ -394,16 +378,14 @@ class PartStream:
     Attributes:
         source: source that is read.
         position: offset of the next byte in the (decompressed) source.
-        begin: start of a part inside a CSV file or JSON list; None at the beginning of a source, and for formats
-            whose records can be recognized by their beginning.
 
     Raises:
         InputMissingError: the file is missing.
         InputError: it cannot be read, or has changed since listing.
     """
 
-    def __init__(self, source: Source, start: int = 0, stop: int | None = None, begin: PartStart | None = None) -> None:
-        self.source, self.position, self.begin = source, start, begin
+    def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
+        self.source, self.position = source, start
         self._start, self._stop = start, source.size if stop is None else stop
         self._hash = xxhash.xxh3_128()
         self._file = open_source(source)
@@ -427,11 +409,6 @@ class PartStream:
         if self.source.is_plain:
             return self.position - self._start
         return min(self._file.tell(), self.source.size)
-
-    @property
-    def ends_before_source(self) -> bool:
-        """True if the part ends before its source does."""
-        return self.source.is_plain and self._stop < self.source.size
 
     def read(self, size: int) -> bytes:
         """Return at most ``size`` bytes, empty only at the end.

@@ -6,7 +6,6 @@ from .format_registry import (
     SPLIT_WORDS as SPLIT_WORDS,
     InputFormat as InputFormat,
     choose_read_method as choose_read_method,
-    is_sequential as is_sequential,
     is_splittable as is_splittable,
 )
 from .json_list_format import scan_brackets as scan_brackets

@@ -1,9 +1,4 @@
-"""CSV and TSV: a header, then one record per row; every value stays a string.
-
-Rows end where they do for the csv module. A newline ends a row if an even number of quotes precedes it. This holds
-if every opening quote is at the beginning of a field and every closing one at its end, which is checked for blocks of
-lines with array operations. For quotes at other positions, the reader itself decides where a file is cut.
-"""
+"""CSV and TSV: a header, then one record per row; every value stays a string."""
 
 import csv
 import itertools
@@ -11,16 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import format_size
-from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStream, ReadRules
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     describe_invalid_utf8,
@@ -30,9 +21,8 @@ from batchloom.sources.formats.record_faults import (
     refuse_wide_encoding,
 )
 
-_CHUNK_BYTES, _MAX_SCAN_BYTES = 1 << 20, 8 << 20
+_CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 20
-_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 _DELIMITERS = ",;\t"
 # A quote after a backslash that neither ends a field nor is doubled: csv would drop it and keep the backslash.
 _ESCAPED_QUOTE = re.compile(rb'\\"[^"\r\n,;\t]')
@@ -45,24 +35,16 @@ _NUL_REMEDY = "a NUL byte, which is not text; if the file is UTF-16: --encoding 
 
 @dataclass(frozen=True, slots=True)
 class CsvHeader:
-    """Columns of a CSV or TSV file, its delimiter, and the start of its rows."""
+    """Columns of a CSV or TSV file, and its delimiter."""
 
     names: tuple[str, ...]
     delimiter: str
-    rows: PartStart
 
 
 def read_csv(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield the records of a part of a CSV or TSV source in batches."""
+    """Yield the records of a CSV or TSV source in batches."""
     reader = _CsvReader(stream, rules)
-    yield from reader.read(read_csv_header(stream.source, rules) if stream.begin else reader.read_header())
-
-
-@lru_cache(maxsize=64)
-def read_csv_header(source: Source, rules: ReadRules) -> CsvHeader:
-    """Return the header of an uncompressed source."""
-    with PartStream(source) as stream:
-        return _CsvReader(stream, rules).read_header()
+    yield from reader.read(reader.read_header())
 
 
 class _CsvFault(NamedTuple):
@@ -83,7 +65,7 @@ class _CsvLineReader:
         self._lines: list[bytes] = []
         self._next_index = 0
         self._carry = b""
-        self.line = stream.begin.line if stream.begin else 1
+        self.line = 1
         self.offset, self.at_end = stream.position, False
         self.begin()
 
@@ -189,11 +171,6 @@ class _CsvReader:
                 batch, size = Records(), 0
         yield batch
 
-    def iter_ends(self, header: CsvHeader) -> Iterator[PartStart]:
-        """Yield the end of each row."""
-        for _ in self._iter_rows(header.delimiter):
-            yield PartStart(self._lines.offset, self._lines.line)
-
     def _iter_rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
         """Yield each row or its fault, with the offset and line of its start."""
         lines = self._lines
@@ -238,7 +215,7 @@ class _CsvReader:
         if problems or not names:
             reason_text = ", ".join(problems) or "the first line is blank"
             raise InputError(f"{self._name} has no valid header ({reason_text}): {_HEADER_REMEDY}")
-        return CsvHeader(tuple(names), delimiter, PartStart(lines.offset, lines.line))
+        return CsvHeader(tuple(names), delimiter)
 
     def _find_column(self, header: tuple[str, ...]) -> int | None:
         field = self._rules.text_field
@@ -273,112 +250,3 @@ def _describe_ragged_row(fields: int, width: int, header: tuple[str, ...]) -> st
     return f"{fields} {'field' if fields == 1 else 'fields'} where the header names {width}; " + (
         f"the ones from {header[fields]!r} on are missing" if is_short else "quote the fields that hold delimiters"
     )
-
-
-def find_row_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, nominal: int) -> PartStart | None:
-    """Return the first cut at or after byte ``nominal``, or None.
-
-    ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
-    """
-    header = read_csv_header(source, rules)
-    cut = known_cut or header.rows
-    while cut.offset < nominal:
-        scan = _RowCutScanner(source, rules, header.delimiter, cut)
-        found_cut = scan.find_cut(nominal)
-        if found_cut is None and scan.uncertain:
-            found_cut = _read_row_cut(source, rules, header, scan.safe, min(nominal, scan.offset))
-        if found_cut is None:
-            return None
-        cut = found_cut
-    return cut if cut.offset < source.size else None
-
-
-def _read_row_cut(
-    source: Source, rules: ReadRules, header: CsvHeader, begin: PartStart, least: int
-) -> PartStart | None:
-    """Read to the first row end at or after ``least``; None at the source's end."""
-    with PartStream(source, begin.offset, begin=begin) as stream:
-        ends = _CsvReader(stream, rules).iter_ends(header)
-        end = next((end for end in ends if end.offset >= least), None)
-    return end if end is not None and end.offset < source.size else None
-
-
-@final
-class _RowCutScanner:
-    """Scanner of complete lines after a cut, block by block."""
-
-    def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: PartStart) -> None:
-        self._source, self._delimiter = source, ord(delimiter)
-        self._max_record_bytes = rules.limits.record_bytes
-        self.safe, self.offset, self._line = begin, begin.offset, begin.line
-        self._odd = 0
-        self.uncertain = False
-
-    def find_cut(self, nominal: int) -> PartStart | None:
-        """Return the first cut at or after ``nominal``."""
-        with PartStream(self._source, self.offset) as stream:
-            carry = b""
-            while data := stream.read_up_to(max(_CHUNK_BYTES, min(len(carry), _MAX_SCAN_BYTES))):
-                data = carry + data
-                end = data.rfind(b"\n") + 1
-                carry = data[end:]
-                if len(carry) > self._max_record_bytes:
-                    # The reader refuses so large a row, unless a quote at another position ends it earlier.
-                    self.offset += len(data)
-                    self.uncertain = True
-                    return None
-                if end and (cut := self._scan_lines(data[:end], nominal)) is not None:
-                    return cut
-                if self.uncertain:
-                    return None
-        return None
-
-    def _scan_lines(self, data: bytes, nominal: int) -> PartStart | None:
-        array = np.frombuffer(data, np.uint8)
-        quotes = np.flatnonzero(array == _QUOTE) if b'"' in data else np.empty(0, np.int64)
-        start, self.offset = self.offset, self.offset + len(data)
-        if len(quotes) and not _has_plain_quotes(data, array, quotes, self._odd, self._delimiter):
-            self.uncertain = True
-            return None
-        if self.offset >= nominal:
-            newlines = np.flatnonzero(array == _NEWLINE) + 1
-            if len(quotes) or self._odd:
-                newlines = newlines[(np.searchsorted(quotes, newlines) + self._odd) % 2 == 0]
-            index = int(np.searchsorted(newlines, nominal - start))
-            if index < len(newlines):
-                end = int(newlines[index])
-                if start + end >= self._source.size:
-                    return None
-                return PartStart(start + end, self._line + data.count(b"\n", 0, end))
-        self._line += data.count(b"\n")
-        self._odd = (self._odd + len(quotes)) % 2
-        if not self._odd:
-            self.safe = PartStart(self.offset, self._line)
-        return None
-
-
-def _has_plain_quotes(
-    data: bytes, array: NDArray[np.uint8], quotes: NDArray[np.int64], odd: int, delimiter: int
-) -> bool:
-    """Return whether every quote opens or closes a field, or is doubled.
-
-    ``data`` holds complete lines.
-    """
-    opening, closing = quotes[odd::2], quotes[1 - odd :: 2]
-    before = array[opening - 1]
-    if len(opening) and opening[0] == 0:
-        before[0] = _NEWLINE
-    after = array[closing + 1]
-    marks = np.zeros(256, bool)
-    marks[[_NEWLINE, _QUOTE, delimiter]] = True
-    if not marks[before].all():
-        return False
-    marks[_RETURN] = True
-    if not marks[after].all():
-        return False
-    if b"\r" not in data:
-        return True
-    # A lone CR outside of quotes is a fault of its row, after which the reader starts over.
-    returns = np.flatnonzero(array == _RETURN)
-    alone = returns[array[returns + 1] != _NEWLINE]
-    return bool(((np.searchsorted(quotes, alone) + odd) % 2 == 1).all())

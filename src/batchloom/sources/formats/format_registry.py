@@ -36,9 +36,9 @@ from batchloom.sources.files.file_opening import (
     get_suffix,
     make_decompressor,
 )
-from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
-from batchloom.sources.formats.csv_format import find_row_cut, read_csv
-from batchloom.sources.formats.json_list_format import WRAPPERS, find_list_cut, read_json, read_object, scan_brackets
+from batchloom.sources.files.part_stream import BOM, PartStream, ReadRules, Source
+from batchloom.sources.formats.csv_format import read_csv
+from batchloom.sources.formats.json_list_format import WRAPPERS, read_json, read_object, scan_brackets
 from batchloom.sources.formats.jsonl_format import read_jsonl
 from batchloom.sources.formats.record_faults import ARC_REMEDY, INDEX_REMEDY, find_dump
 from batchloom.sources.formats.text_format import (
@@ -58,7 +58,7 @@ from batchloom.sources.splits import SplitRequest
 InputFormat = Literal["json", "jsonl", "csv", "parquet", "arrow", "hf_dataset"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
-CutRule = Literal["whole", "delimiter", "text", "ordered", "row groups"]
+CutRule = Literal["whole", "delimiter", "text", "row groups"]
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 # Kind of a file that is one record.
 JSON_OBJECT = "json_object"
@@ -71,11 +71,9 @@ class ReadMethod:
     Attributes:
         name: name of the method.
         cut: where a file is cut into parts: ``whole``: nowhere; ``delimiter``: after the delimiter of records;
-            ``text``: near the offset, where the text suggests it; ``ordered``: between records that are found only by
-            reading everything before them; ``row groups``: at those of a table.
+            ``text``: near the offset, where the text suggests it; ``row groups``: at those of a table.
         read: reads the records of a part; None for tables, which need random access.
         delimiter: returns the delimiter for the rule ``delimiter``.
-        find_cut: for the rule ``ordered``, returns the first cut at or after an offset, given the last known one.
         numbers: whether a record's number is that of its line or row; None: only its position in the file is known.
     """
 
@@ -83,7 +81,6 @@ class ReadMethod:
     cut: CutRule
     read: Callable[[PartStream, ReadRules], Iterator[Records]] | None
     delimiter: Callable[[ReadRules], Delimiter] | None = None
-    find_cut: Callable[[Source, ReadRules, PartStart | None, int], PartStart | None] | None = None
     numbers: Literal["line", "row"] | None = None
 
 
@@ -98,9 +95,9 @@ READ_METHODS = {
     method.name: method
     for method in (
         ReadMethod("jsonl", "delimiter", read_jsonl, delimiter=lambda _: NEWLINE, numbers="line"),
-        ReadMethod("json", "ordered", read_json, find_cut=find_list_cut, numbers="row"),
+        ReadMethod("json", "whole", read_json, numbers="row"),
         ReadMethod("object", "whole", read_object, numbers="row"),
-        ReadMethod("csv", "ordered", read_csv, find_cut=find_row_cut, numbers="row"),
+        ReadMethod("csv", "whole", read_csv, numbers="row"),
         ReadMethod("table", "row groups", None, numbers="row"),
         ReadMethod("samples", "whole", read_samples, numbers="row"),
         ReadMethod("warc", "whole", read_warc, numbers="row"),
@@ -234,11 +231,6 @@ def is_splittable(source: Source, rules: ReadRules) -> bool:
     # Only a complete read verifies a checksum; tables are read in ranges in any case.
     has_checksum = member is not None and member.crc is not None and cut != "row groups"
     return is_direct and not has_checksum and cut != "whole"
-
-
-def is_sequential(source: Source, rules: ReadRules) -> bool:
-    """Return whether record starts depend on all bytes before them."""
-    return get_read_method(source, rules).cut == "ordered"
 
 
 _WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())

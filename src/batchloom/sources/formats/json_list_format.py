@@ -3,10 +3,6 @@
 Brackets are found without decoding the text: a quote is unescaped if an even number of backslashes precedes it, and a
 bracket is structural if an even number of quotes precedes it (Langdale and Lemire, "Parsing Gigabytes of JSON per
 Second", 2019, section 3.1).
-
-A list is cut after elements whose position is certain: every earlier element is a bracketed value, and only a comma
-and white space separate elements. Up to there the scan for cuts and the reader, which restarts at every element,
-cannot disagree. After the first doubt the list is not cut.
 """
 
 import re
@@ -21,7 +17,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError, InvalidJsonError
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
+from batchloom.sources.files.part_stream import BOM, PartStream, ReadRules
 from batchloom.sources.formats.jsonl_format import JsonRowReader, count_leading_bytes
 from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record, refuse_wide_encoding
 
@@ -139,27 +135,20 @@ class _JsonTextWindow:
 
     def __init__(self, stream: PartStream) -> None:
         self.name, self.at = stream.source.name, 0
-        begin = stream.begin
         self._stream = stream
         self._offset = stream.position
-        self._start_position = (begin.line, begin.column) if begin else (1, 1)
+        self._start_position = 1, 1
         self.data = stream.read_up_to(_CHUNK_BYTES)
-        if begin is None:
-            refuse_wide_encoding(self.name, self.data)
-            if self.data.startswith(BOM):
-                self.at = len(BOM)
-                self._start_position = 1, 0
+        refuse_wide_encoding(self.name, self.data)
+        if self.data.startswith(BOM):
+            self.at = len(BOM)
+            self._start_position = 1, 0
         self._known_position = 0, *self._start_position
 
     @property
     def offset(self) -> int:
         """Byte offset of the window in the source."""
         return self._offset
-
-    @property
-    def at_part_end(self) -> bool:
-        """True if the stream ends before its source, and all of it is consumed."""
-        return self.at == len(self.data) and self._stream.ends_before_source
 
     def read_more(self) -> bool:
         """Drop consumed bytes and read on; return False at the end of the source."""
@@ -250,12 +239,10 @@ def _count_characters(data: bytes) -> int:
 
 
 def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield the records of a part of a JSON source in batches."""
+    """Yield the records of a JSON source in batches."""
     text = _JsonTextWindow(stream)
-    wrapper = stream.begin.wrapper if stream.begin else _open_list(text, rules)
-    yield from _JsonListReader(text, rules, after=stream.begin is not None).read()
-    if text.at_part_end:
-        return
+    wrapper = _open_list(text, rules)
+    yield from _JsonListReader(text, rules).read()
     if wrapper:
         second = _find_next_list(text, rules, [wrapper])
         if second:
@@ -345,20 +332,19 @@ def _skip_value(text: _JsonTextWindow, max_bytes: int) -> None:
 
 @final
 class _JsonListReader:
-    """Reader of list elements, from the opening bracket or ``after`` an element."""
+    """Reader of list elements behind the opening bracket."""
 
-    def __init__(self, text: _JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
+    def __init__(self, text: _JsonTextWindow, rules: ReadRules) -> None:
         self._text = text
         self._max_record_bytes = rules.limits.record_bytes
-        self._rows = JsonRowReader(text.name, rules, first=not after)
+        self._rows = JsonRowReader(text.name, rules, first=True)
         self._record = 0
-        self._after_element = after
         self._closed = False
         # Whether the comma before the next element is consumed.
         self._past_comma = False
 
     def read(self) -> Iterator[Records]:
-        """Yield all elements up to the closing bracket or the end of the part."""
+        """Yield all elements up to the closing bracket."""
         text = self._text
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
@@ -374,15 +360,13 @@ class _JsonListReader:
                 if start is not None and len(text.data) - start > self._max_record_bytes:
                     yield self._read_oversize(start)
                 elif not text.read_more():
-                    if text.at_part_end:
-                        return
                     text.fail(*self._describe_truncated())
         self._rows.finish()
 
     @property
     def _needs_comma(self) -> bool:
         """True if a comma must precede the next element."""
-        return self._after_element or self._record > 0
+        return self._record > 0
 
     def _read_all_at_once(self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records | None:
         """Return the complete elements in the window; None if there may be a fault."""
@@ -504,66 +488,3 @@ def _has_unbalanced_quotes(element: bytes) -> bool:
     It may then hold other records.
     """
     return any(_BETWEEN_PATTERN.fullmatch(match[1]) for match in _STRING_PATTERN.finditer(element))
-
-
-def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, nominal: int) -> PartStart | None:
-    """Return the first cut at or after byte ``nominal``, or None.
-
-    ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
-    """
-    with PartStream(source, known_cut.offset if known_cut else 0, begin=known_cut) as stream:
-        text = _JsonTextWindow(stream)
-        wrapper = known_cut.wrapper if known_cut else _open_list(text, rules)
-        comma = known_cut is not None
-        while (
-            is_at_cut := _scan_elements(text, nominal, comma=comma, max_record_bytes=rules.limits.record_bytes)
-        ) is None:
-            if text.at:
-                comma = True
-            if not text.read_more():
-                return None
-        if not is_at_cut:
-            return None
-        line, column = text.locate()
-        return PartStart(text.offset + text.at, line, column, wrapper)
-
-
-def _scan_elements(text: _JsonTextWindow, nominal: int, *, comma: bool, max_record_bytes: int) -> bool | None:
-    """Skip elements in the window; return True at a cut, None to read more.
-
-    The result is False if no cut can follow.
-    """
-    data = text.data[text.at :]
-    starts, ends = _find_elements(data)
-    certain_count = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
-    index = int(np.searchsorted(ends[:certain_count], nominal - text.offset - text.at))
-    if index < certain_count:
-        text.at += int(ends[index])
-        return True
-    if certain_count < len(ends):
-        return False
-    if certain_count:
-        text.at += int(ends[-1])
-        comma = True
-    lead = _LEAD_PATTERN.match(text.data, text.at)
-    begin = lead.end() if lead else text.at
-    if begin == len(text.data):
-        return None
-    if text.data[begin] not in _OPENING or lead is None or bool(lead[1]) != comma:
-        return False
-    if len(text.data) - begin <= max_record_bytes:
-        return None
-    text.at = begin
-    if not text.skip_brackets():
-        return False
-    return True if text.offset + text.at >= nominal else None
-
-
-def _count_certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
-    """Return the number of elements before the first doubt."""
-    expected = b"," if comma else b""
-    for number, (stop, start) in enumerate(zip([0, *ends], starts, strict=False)):
-        if data[stop:start].strip(_SPACE) != expected:
-            return number
-        expected = b","
-    return len(starts)
