@@ -283,9 +283,10 @@ class Stream:
         check_lanes(lanes, self.spec.global_batch_size)
         if lanes > count:
             raise PlanError(
-                f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed "
-                f"and decoded files, CSV and JSON lists are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
-                "uncompressed files, or prepare the input (batchloom prepare)."
+                f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed and decoded "
+                "files, CSV and JSON lists are read as a whole. Give "
+                f"lanes={choose_default_lanes(lanes, count)}, more or other files, or prepare the input "
+                "(batchloom prepare)."
             )
         return lanes
 
