@@ -92,15 +92,14 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_killed_while_part_cuts_are_found(tmp_path):
-    rows = "".join(f'{n},"line {n % 7}\nof {n}"\n' for n in range(3000))
-    (tmp_path / "a.csv").write_text("id,text\n" + rows)
-    settings = {"dedup": "exact", "unit_bytes": 20_000}
+def test_a_worker_killed_at_its_first_task_leaves_no_trace(tmp_path):
+    input_folder, _ = write(tmp_path, [])
+    settings = {"dedup": "exact", "unit_bytes": UNIT_BYTES}
     crash = make_crash("", "make", once_file=tmp_path / "once")
-    report = run_job(make_job([tmp_path / "a.csv"], tmp_path / "out", execution=POOL, crash=crash, **settings))
+    report = run_job(make_job([input_folder], tmp_path / "out", execution=POOL, crash=crash, **settings))
     assert "error" not in report, report
     assert (tmp_path / "once").exists()
-    run_job(make_job([tmp_path / "a.csv"], tmp_path / "whole", **settings))
+    run_job(make_job([input_folder], tmp_path / "whole", **settings))
     assert hash_store_files(tmp_path / "out") == hash_store_files(tmp_path / "whole")
 
 
