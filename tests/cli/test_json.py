@@ -89,6 +89,10 @@ CASES = {
         ["s", "--to", "flat", "--out", "flat"],
         lambda result: [f"{result['path']}: {result['documents']:,} documents, {result['tokens']:,} tokens"],
     ),
+    "upload": (
+        ["s", "memory://json/s"],
+        lambda result: [result["path"], count(result["files"], "file")],
+    ),
     "log": (
         ["s"],
         lambda entries: [f"{entry['number']} {entry['made']}" for entry in entries],

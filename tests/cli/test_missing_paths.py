@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": ["explain", "PATH", "--step", "0", *ORDER_OPTIONS],
     "when": ["when", "PATH", "--document", "0", *ORDER_OPTIONS],
     "export": ["export", "PATH", "--to", "flat", "--out", "made"],
+    "upload": ["upload", "PATH", "memory://bucket/a"],
     "log": ["log", "PATH"],
     "remove": ["remove", "PATH", "--source", "a"],
     "remove of nothing": ["remove", "PATH"],

@@ -25,6 +25,7 @@ URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret
         (["inspect", URL % ""], 1),
         (["import", URL % ".bin", "--out", "OUT", "--dtype", "uint16", "--vocab-size", "9"], 1),
         (["export", URL % "", "--to", "flat", "--out", "OUT"], 1),
+        (["upload", URL % "", "memory://bucket/a"], 1),
         (["train", "--data", URL % ""], 1),
         (["train", "--input-file", URL % ".jsonl", "--tokenizer", "bytes"], 1),
         (["train", "--max-iters", URL % "", "--data", "x"], 2),

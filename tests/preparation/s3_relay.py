@@ -50,9 +50,8 @@ class Relay:
         return None
 
     def puts(self):
-        """Return the names of uploaded objects, without the object that names the job."""
-        names = [path.partition("?")[0] for method, path in self.requests if method == "PUT"]
-        return [name for name in names if "/.work/" not in name]
+        """Return the names of uploaded objects."""
+        return [path.partition("?")[0] for method, path in self.requests if method == "PUT"]
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -11,10 +11,7 @@ import pytest
 
 from batchloom import InputError, check, prepare
 from batchloom.core.errors import AccessError, DownloadError, InputMissingError
-from batchloom.remote import (
-    RemoteFolder,
-    upload,
-)
+from batchloom.remote import RemoteFolder, upload
 from batchloom.sources import list_sources
 from preparation.s3_relay import Fault, run_relay
 from preparation.stores import hash_store_files, prepare_store
@@ -215,10 +212,12 @@ def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
                     assert folder.read(name) == (tmp_path / "near" / name).read_bytes()
             assert len(files) == len([path for path in (tmp_path / "near").rglob("*") if path.is_file()])
             # gcsfs uploads files above 5 MiB in chunks.
-            entry = folder.upload(tmp_path / "big", "big")
-            assert folder.list_files()["big"] == entry
-            assert folder.holds(tmp_path / "big", "big", entry)
-            assert folder.create("owner", b"one") == folder.create("owner", b"other") == b"one"
+            folder.upload(tmp_path / "big", "big")
+            remote_file = folder.list_files()["big"]
+            assert remote_file.checksum
+            assert folder.holds(tmp_path / "big", "big", remote_file)
+            (tmp_path / "big").write_bytes(os.urandom(6 << 20))
+            assert not folder.holds(tmp_path / "big", "big", remote_file)
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")

@@ -120,6 +120,11 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "batchloom export store --to parquet --out exported",
         "batchloom export store --to flat --out flat",
     ),
+    "upload": (
+        "upload.upload",
+        "Upload a finished store to an object store.",
+        "batchloom upload store s3://bucket/store",
+    ),
     "log": (
         "generations.log",
         "List the generations of a store.",

@@ -54,6 +54,7 @@ from .settings.run_settings import (
     ExecutionSettings as ExecutionSettings,
     RunSettings as RunSettings,
 )
+from .store_upload import UploadResult as UploadResult, upload_store as upload_store
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
 from .token_files import list_import_options as list_import_options
 from .token_import import (

@@ -272,7 +272,9 @@ def _make_name(path: str) -> str:
 def _find_setting_problems(recipe: Recipe, out: str, settings: RunSettings) -> list[str]:
     problems = []
     if is_url(out):
-        problems.append(f"out: {quote_value(out)} is remote; prepare into a folder, and upload the stores")
+        problems.append(
+            f"out: {quote_value(out)} is remote; prepare into a folder, then give batchloom upload for each store"
+        )
     if settings.append:
         problems.append("append: belongs to one store; append to the store of the data set")
     if settings.work is not None:

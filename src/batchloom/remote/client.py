@@ -699,7 +699,7 @@ def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int
         fault, max_attempts = classify_error(error), _MAX_ATTEMPTS
     else:
         fault, max_attempts = classify_address_error(error), 1  # type: ignore[arg-type]
-    is_permanent = fault.kind in ("missing", "denied", "exists") or (
+    is_permanent = fault.kind in ("missing", "denied") or (
         fault.kind == "refused" and not isinstance(error, _ShortReadError)
     )
     if is_permanent or tries >= max_attempts:

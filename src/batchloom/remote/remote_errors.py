@@ -14,7 +14,7 @@ from typing import Any, Literal
 from batchloom.core.addresses import get_scheme, redact_url
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError, OutputError
 
-FaultKind = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
+FaultKind = Literal["missing", "denied", "unreachable", "passing", "refused"]
 
 # Library errors that are not OSErrors, by module. A module that is not loaded cannot have raised one.
 _LIBRARY_ERRORS = (
@@ -92,8 +92,6 @@ def classify_error(error: BaseException) -> RemoteFault:
         status = 403
     if status is None and isinstance(error, FileNotFoundError):
         status = 404
-    if status is None and isinstance(error, FileExistsError):
-        status = 412
     if status is not None and status >= 400:
         return _classify_status(status, next(filter(None, map(_get_error_code, chain)), ""))
     return _classify_type(error, chain)
@@ -112,8 +110,6 @@ def _classify_status(status: int, code: str) -> RemoteFault:
         return RemoteFault("denied", f"the server answered {description}", status)
     if status in (404, 410):
         return RemoteFault("missing", "it does not exist", status)
-    if status == 412:
-        return RemoteFault("exists", "it already exists", status)
     is_transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
     return RemoteFault("passing" if is_transient else "refused", f"the server answered {description}", status)
 
@@ -166,7 +162,7 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
             f"Cannot write {redacted_url}: {fault.description}; {_describe_remedy(fault, url, 'write')}, then give the "
             "same command again."
         )
-    if fault.kind in ("refused", "exists"):
+    if fault.kind == "refused":
         return OutputError(f"Cannot write {redacted_url}: {fault.description}; check the address.")
     attempts_note = f" ({tries} tries)" if tries > 1 else ""
     return OutputError(
