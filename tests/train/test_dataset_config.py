@@ -122,8 +122,9 @@ def test_a_list_leaves_the_order_to_the_configuration(home, capsys):
 def test_preferences_are_refused_before_they_are_prepared(home, capsys):
     rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(20)]
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    entry = {"path": str(home / "pairs.jsonl"), "type": "chatml.prompt_pairs"}
-    (home / "dpo.yml").write_text(json.dumps({"base_model": "bytes", "rl": "dpo", "datasets": [entry]}))
+    processor = {"processor_name": "bytes"}
+    block = {"dataset_path": str(home / "pairs.jsonl"), "processor_config": processor}
+    (home / "dpo.yml").write_text(json.dumps({"dataset": block}))
     assert train(home, "--dataset-config", home / "dpo.yml", "--max-iters", 1, "--out", home / "run") == 1
     assert "holds preference pairs: a loader would also train the rejected answers." in capsys.readouterr().err
     assert not (home / "run/data/dataset_metadata.json").exists()

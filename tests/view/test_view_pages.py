@@ -209,7 +209,9 @@ def test_a_span_of_a_step_opens_its_document(opened, address, chats):
     opened.locator(".row a .span").first.click()
     opened.wait_for_url(f"**/document/{first.document}*")
     for page in ("Text", "Tokens"):
-        opened.get_by_role("link", name=page, exact=True).click()
+        # What is read at once must not be that of the page before.
+        with opened.expect_navigation():
+            opened.get_by_role("link", name=page, exact=True).click()
         marked = "".join(opened.locator(".turn .inside").all_text_contents())
         assert marked == "".join(opened.locator(".turn .text").all_text_contents())
         assert f"{first.stop - 1}, are in the row" in opened.locator(".legend").first.inner_text()
