@@ -281,7 +281,16 @@ def damaged_tree(tmp_path):
 DAMAGED = ("e.jsonl.gz", "f.jsonl.zst", "g.txt.gz", "h.parquet")
 
 
-@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"dedup": "lines"}, {"dedup": "near"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dedup": "lines"},
+        pytest.param({"workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"dedup": "near"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_files_that_turn_out_to_be_damaged_are_left_out_at_the_end(damaged_tree, tmp_path, settings):
     settings = {**PREPARE, **settings}
     with pytest.raises(DamagedFileError) as caught:
