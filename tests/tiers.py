@@ -5,10 +5,12 @@ every property again with more examples; ``--slice K/N`` runs one of N equal par
 these alone, with examples that differ in every run; see ``explore.py``.
 """
 
+import re
 from collections.abc import Iterable
 
 TIERS = ("fast", "slow", "all", "properties")
 _FAST_SHARE = 12
+_RAY_PATTERN = re.compile(r"(?:^|[/\[_])ray[_.\-]|[_]ray\b")
 
 # conftest.py sets this from ``--tier`` before test modules are imported.
 tier = "fast"
@@ -44,4 +46,4 @@ def select_slice(names: Iterable[str], number: int, count: int) -> set[str]:
 
     Neighbours by name take about the same time, so they go to different slices. Clusters of Ray take longest.
     """
-    return set(sorted(names, key=lambda name: ("ray" not in name, name))[number - 1 :: count])
+    return set(sorted(names, key=lambda name: (not _RAY_PATTERN.search(name), name))[number - 1 :: count])

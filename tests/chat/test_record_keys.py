@@ -50,7 +50,6 @@ RECORDS = {
         {"messages": TALK, "label": True},
     ],
     "prompt": [{"prompt": "p"}],
-    "steps": [{"prompt": "p", "completions": ["s"], "labels": [True]}],
     "tokens": [{"input_ids": [5, 6, 7]}],
 }
 # For each unsupported key, a value that changes training in the library that defines it.

@@ -81,8 +81,8 @@ def test_what_the_format_cannot_write(tokenizers, message, tools, reason):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"tool_format": "qwen"}, "tool_format: 'qwen' is none of default"),
-        ({"tool_format": 3}, "tool_format: 3 is not a text"),
+        ({"tool_format": "qwen"}, "tool_format: 'qwen' is not default, the only format"),
+        ({"tool_format": 3}, "tool_format: 3 is not"),
         ({"tool_format": "default", "template": "none"}, "tool_format: is for a chat template, and template is none"),
     ],
 )

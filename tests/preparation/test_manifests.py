@@ -660,6 +660,19 @@ def test_the_job_of_another_trainer_is_refused_with_what_to_write(folder, job):
         prepare(path, folder / "out")
 
 
+def test_a_block_of_data_sets_next_to_a_model_is_read(folder):
+    block = "model: {name: tiny}\ndataset: {dataset_path: data/plain.jsonl}"
+    result = prepare(write(folder / "run.yaml", block), folder / "out")
+    assert any("dataset is read, and the rest is not" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("suffix", ["", ":identity"])
+def test_a_list_of_data_sets_of_another_library_is_refused(folder, suffix):
+    path = write(folder / "dataset_info.json", '{"identity": {"file_name": "a.jsonl"}}')
+    with pytest.raises(InputError, match="lists data sets of LLaMA-Factory or ms-swift, which is not read"):
+        prepare(f"{path}{suffix}", folder / "out")
+
+
 def test_a_role_that_is_no_text_is_refused():
     with pytest.raises(SettingsError, match=r"datasets\[0\].mapping.5: unknown role; roles are prompt, "):
         DatasetConfig(datasets=[{"path": "texts.jsonl", "mapping": {5: "text"}}])

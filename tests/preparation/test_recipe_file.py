@@ -695,3 +695,15 @@ def test_deduplication_there_and_back(mode, banding, shingle):
 @given(st.integers(0, 10**15))
 def test_sizes_there_and_back(size):
     assert parse_token_count(str(format_token_count(size))) == size
+
+
+def test_an_empty_default_system_removes_that_of_a_recipe(tmp_path):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": messages}] * 3)
+    (tmp_path / "recipe.yaml").write_text("inputs: [chat.jsonl]\ntokenizer: bytes\ndefault_system: Be kind.\n")
+    texts = {}
+    for name, options in (("kept", {}), ("removed", {"default_system": ""})):
+        result = batchloom.prepare(recipe=tmp_path / "recipe.yaml", out=tmp_path / name, val_fraction=0, **options)
+        texts[name] = batchloom.open_store(result.path)[0].text
+    assert "Be kind." in texts["kept"]
+    assert "Be kind." not in texts["removed"]

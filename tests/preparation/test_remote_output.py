@@ -15,7 +15,7 @@ import pytest
 from batchloom import InputError, OutputError, SettingsError, StoreError, open_store, prepare
 from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError, StoreMissingError
-from batchloom.preparation import upload_store
+from batchloom.preparation import remote_prepare, upload_store
 from batchloom.preparation.remote_prepare import check_remote_separate, default_work_folder
 from batchloom.remote import RemoteFolder, client, upload
 from batchloom.remote.upload import (
@@ -435,10 +435,10 @@ def test_another_job_with_the_same_folder_is_refused(memory, input_file, tmp_pat
     sent = read_files(memory, "store")
     for options, message in (
         ({}, "holds a finished store of another job .dtype: .* delete that folder"),
-        ({"work": tmp_path / "w"}, "memory://bucket/store is not empty .*; choose another --out"),
+        ({"work": tmp_path / "w", "restart": True}, "memory://bucket/store is not empty .*; choose another --out"),
     ):
         with pytest.raises(StoreConflictError, match=message):
-            prepare(input_file, out="memory://bucket/store", dtype="int32", restart=True, **options, **PREPARE_OPTIONS)
+            prepare(input_file, out="memory://bucket/store", dtype="int32", **options, **PREPARE_OPTIONS)
     input_file.write_text(input_file.read_text().replace("document 7 ", "document 8 "))
     with pytest.raises(StoreConflictError, match="a finished store of .*in.jsonl has other content"):
         prepare(input_file, out="memory://bucket/store", **PREPARE_OPTIONS)
@@ -510,7 +510,7 @@ def test_a_resumed_upload_sends_the_rest(memory, input_file):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dataset_metadata.json", "memory://bucket/store holds another store; choose another URL"),
+        ("dataset_metadata.json", "memory://bucket/store holds another store, or another generation of this one"),
         ("notes.txt", "memory://bucket/store is not empty .notes.txt."),
     ],
 )
@@ -681,7 +681,9 @@ def test_an_upload_onto_something_else_is_refused(memory, store, tmp_path, input
     prepare(input_file, out=tmp_path / "other", dtype="int32", **PREPARE_OPTIONS)
     upload_store(tmp_path / "other", "memory://bucket/a")
     before = read_files(memory, "a")
-    with pytest.raises(StoreConflictError, match="memory://bucket/a holds another store; choose another URL"):
+    with pytest.raises(
+        StoreConflictError, match="memory://bucket/a holds another store, or another generation of this one"
+    ):
         upload_store(store, "memory://bucket/a")
     assert read_files(memory, "a") == before
     memory.pipe("/bucket/b/notes.txt", b"mine")
@@ -699,6 +701,51 @@ def test_a_store_that_changes_during_its_upload_is_no_store(memory, store, tmp_p
     with pytest.raises(StoreConflictError, match="local was changed during its upload; give the command again"):
         upload_store(store, "memory://bucket/a", progress=replace_manifest)
     assert "dataset_metadata.json" not in list_files(memory, "a")
+
+
+def test_a_store_that_lacks_a_file_is_not_uploaded(memory, store):
+    (store / "train" / "shard_00000.bin").unlink()
+    with pytest.raises(StoreError, match=r"lacks train/shard_00000.bin. Run batchloom check on the store"):
+        upload_store(store, "memory://bucket/a")
+    assert list_files(memory, "a") == []
+
+
+def test_a_subset_may_be_a_link(memory, store, tmp_path):
+    shutil.move(store / "train", tmp_path / "elsewhere")
+    (store / "train").symlink_to(tmp_path / "elsewhere")
+    upload_store(store, "memory://bucket/a")
+    assert "train/shard_00000.bin" in list_files(memory, "a")
+
+
+def test_another_upload_to_the_same_folder_is_noticed(memory, store):
+    def replace_file(event):
+        if event.bytes_done:
+            memory.pipe_file("/bucket/a/train/shard_00000.bin", b"another")
+
+    with pytest.raises(StoreConflictError, match="is not the file that was sent: another upload changes this folder"):
+        upload_store(store, "memory://bucket/a", progress=replace_file)
+    assert "dataset_metadata.json" not in list_files(memory, "a")
+
+
+def test_a_manifest_that_a_killed_upload_left_in_part_is_sent_again(memory, store):
+    manifest = (store / "dataset_metadata.json").read_bytes()
+    memory.pipe_file("/bucket/a/dataset_metadata.json", manifest[:100])
+    upload_store(store, "memory://bucket/a")
+    assert memory.cat_file("/bucket/a/dataset_metadata.json") == manifest
+
+
+def test_restart_replaces_a_local_store_that_was_not_sent(memory, input_file, monkeypatch):
+    def fail(*_):
+        raise OutputError("no network")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_prepare, "send_store", fail)
+        with pytest.raises(OutputError, match="no network"):
+            prepare(input_file, out="memory://bucket/a", **PREPARE_OPTIONS)
+    with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
+        prepare(input_file, out="memory://bucket/a", **PREPARE_OPTIONS | {"dtype": "int32"})
+    prepare(input_file, out="memory://bucket/a", restart=True, **PREPARE_OPTIONS | {"dtype": "int32"})
+    assert open_store("memory://bucket/a").manifest.dtype == "int32"
 
 
 def test_what_is_no_finished_store_is_not_uploaded(memory, store, tmp_path):

@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from batchloom.core.addresses import get_scheme, is_url, redact_url
-from batchloom.core.errors import SettingsError, StoreConflictError
+from batchloom.core.errors import SettingsError, StoreConflictError, StoreError
 from batchloom.core.files import find_cache_folder, lock_exclusively
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, make_result
@@ -20,7 +20,7 @@ from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import RequestedJob
 from batchloom.preparation.settings.run_settings import RunSettings
-from batchloom.preparation.store_upload import refuse_files, send_store
+from batchloom.preparation.store_upload import is_beginning, refuse_files, send_store
 from batchloom.preparation.synthetic_run import parse_synthetic_input
 from batchloom.preparation.units.work_folder import SPOOL_NAME
 from batchloom.remote import RemoteFolder
@@ -52,13 +52,13 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
     check_remote_separate(request.recipe.inputs, url)
     with RemoteFolder(url) as remote_folder, _lock_work_folder(folder):
         location = remote_folder.redacted_url
-        # The first request: an address that cannot be written to fails before the work.
-        manifest = _read_remote_manifest(remote_folder, has_local_store=(store / MANIFEST_NAME).exists())
+        # The first request: a wrong address or an occupied folder fails before the work.
+        manifest = _read_remote_manifest(remote_folder, store / MANIFEST_NAME)
         with Spool(store / WORK_NAME / SPOOL_NAME) as spool:
             listing = list_inputs(request.recipe, spool, exclude=folder, streaming=settings.streaming)
             listing = request.add_notes(listing)
+            job = RequestedJob(request.recipe, listing, request.tokenizer_state, settings.hash_inputs)
             if manifest is not None:
-                job = RequestedJob(request.recipe, listing, request.tokenizer_state, settings.hash_inputs)
                 job.check_same_finished_job(location, manifest, parse_report(remote_folder.read(REPORT_NAME) or b""))
                 # A run that was killed after the manifest has left it.
                 shutil.rmtree(store, ignore_errors=True)
@@ -68,6 +68,8 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
                 "folder is deleted after the upload."
             )
             listener(Note(note))
+            if settings.restart:
+                _delete_other_store(store, job)
             result = make_store(request, store, listing, spool, settings, log, read_report(store))
         result = replace(result, path=location, notes=(note, *result.notes))
         if settings.dry_run:
@@ -78,18 +80,34 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
     return replace(result, seconds=log.elapsed, already_done=False)
 
 
-def _read_remote_manifest(folder: RemoteFolder, *, has_local_store: bool) -> Manifest | None:
+def _read_remote_manifest(folder: RemoteFolder, local_path: Path) -> Manifest | None:
     """Return the manifest of a finished remote store, or None.
 
     Without a finished local store, other files in the folder are those of another job or user.
     """
     files = folder.list_files()
     data = folder.read(MANIFEST_NAME) if MANIFEST_NAME in files else None
-    if data is not None:
+    with wrap_write_errors(local_path):
+        local_manifest = local_path.read_bytes() if local_path.exists() else None
+    if data is not None and not (local_manifest is not None and is_beginning(data, local_manifest)):
         return decode_manifest(data, f"{folder.redacted_url}/{MANIFEST_NAME}")
-    if not has_local_store:
+    if local_manifest is None:
         refuse_files(folder, files, "--out")
     return None
+
+
+def _delete_other_store(store: Path, job: RequestedJob) -> None:
+    """Delete another job's local store that was not sent; its equal units stay."""
+    try:
+        job.find_finished_store(store, read_report(store))
+    except StoreError:
+        with wrap_write_errors(store):
+            # The work folder also holds inputs that can be read only once.
+            for path in [path for path in store.iterdir() if path.name != WORK_NAME]:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def check_remote_separate(inputs: Sequence[str], url: str) -> None:

@@ -202,7 +202,7 @@ def begin_or_resume(
         return
     previous_state = work.tokenizer_state()
     fingerprint = None if previous_state is None else str(previous_state.get("fingerprint"))
-    differences = describe_job_differences(previous_job, job, recipe, fingerprint, tokenizer_state)
+    differences = _describe_job_differences(previous_job, job, recipe, fingerprint, tokenizer_state)
     if differences and has_results and not restart:
         raise StoreConflictError(
             f"{work.out} holds unfinished work of another job ({differences}); give --restart to start over "
@@ -251,7 +251,7 @@ class _SourceIdentities(CompactSequence[tuple[str, int, int]]):
         return source.name, source.size, 0 if self._has_content else source.mtime_ns
 
 
-def describe_job_differences(
+def _describe_job_differences(
     previous_job: JobIdentity,
     job: JobIdentity,
     recipe: Recipe,
@@ -330,7 +330,7 @@ def _get_original_path(source: Source) -> str:
     return decode_file_name(make_absolute(source.path))
 
 
-def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
+def _fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
     """Return the fingerprint of a tokenizer file, which may change; None for others."""
     spec = recipe.tokenizer
     if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
@@ -344,7 +344,7 @@ def _list_tokenizer_differences(
     if tokenizer_state is not None:
         is_same = tokenizer_state.get("fingerprint") == fingerprint
         return [] if is_same else [f"tokenizer: {recipe.tokenizer} has changed"]
-    if fingerprint_tokenizer_file(recipe) in (None, fingerprint):
+    if _fingerprint_tokenizer_file(recipe) in (None, fingerprint):
         return []
     return [f"tokenizer: {recipe.tokenizer} has changed"]
 

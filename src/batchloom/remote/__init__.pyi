@@ -50,4 +50,4 @@ from .remote_file import (
     fetch_through_cache as fetch_through_cache,
     open_remote_file as open_remote_file,
 )
-from .upload import RemoteFolder as RemoteFolder
+from .upload import RemoteFile as RemoteFile, RemoteFolder as RemoteFolder

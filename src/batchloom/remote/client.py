@@ -76,7 +76,7 @@ def compute_jittered_backoff(tries: int, name: str) -> float:
     return compute_backoff(tries) * (0.5 + share / 2)
 
 
-def extract_version(info: dict[str, Any]) -> str:
+def _extract_version(info: dict[str, Any]) -> str:
     """Return the version identifier in a file's fsspec info; empty if it has none."""
     return next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
 
@@ -501,7 +501,7 @@ def _list_with_status(
         entries = run_with_retries(url, list_entries)
     except FileNotFoundError:
         return []
-    is_reliable = has_reliable_listing(url)
+    is_reliable = _has_reliable_listing(url)
     file_entries = [
         (fs.unstrip_protocol(name), info) for name, info in entries.items() if info.get("type") != "directory"
     ]
@@ -518,14 +518,14 @@ def _list_with_status(
 def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
     """Convert fsspec's info of a file to an ``os.stat_result``."""
     folder = info.get("type") == "directory"
-    stamp = xxhash.xxh3_64_intdigest(extract_version(info).encode()) >> 4
+    stamp = xxhash.xxh3_64_intdigest(_extract_version(info).encode()) >> 4
     mode = stat.S_IFDIR if folder else stat.S_IFREG
     inode = xxhash.xxh3_64_intdigest(url.encode()) >> 1
     size = int(info.get("size") or 0)
     return os.stat_result((mode, inode, _REMOTE_DEVICE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp})
 
 
-def has_reliable_listing(url: str) -> bool:
+def _has_reliable_listing(url: str) -> bool:
     """Return whether a listing gives the same information as the status of each file."""
     return get_scheme(url) in _RELIABLE_LISTING_SCHEMES
 

@@ -44,7 +44,7 @@ _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 # request.
 _TRANSIENT_CODES = (
     *("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
-    *("OperationAborted", "ConditionalRequestConflict", "Throttling", "ThrottlingException"),
+    *("OperationAborted", "Throttling", "ThrottlingException"),
 )
 # These codes come with status 400, too.
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired")
@@ -57,11 +57,10 @@ _CREDENTIAL_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class RemoteFault:
-    """Meaning and description of a library error; ``status`` is 0 without a response."""
+    """Meaning and description of a library error."""
 
     kind: FaultKind
     description: str
-    status: int = 0
 
 
 class AnswerError(OSError):
@@ -107,11 +106,11 @@ def classify_address_error(error: Exception) -> RemoteFault:
 def _classify_status(status: int, code: str) -> RemoteFault:
     description = f"{status} {code}".strip()
     if status in (401, 403) or code in _DENIED_CODES:
-        return RemoteFault("denied", f"the server answered {description}", status)
+        return RemoteFault("denied", f"the server answered {description}")
     if status in (404, 410):
-        return RemoteFault("missing", "it does not exist", status)
+        return RemoteFault("missing", "it does not exist")
     is_transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
-    return RemoteFault("passing" if is_transient else "refused", f"the server answered {description}", status)
+    return RemoteFault("passing" if is_transient else "refused", f"the server answered {description}")
 
 
 def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFault:

@@ -171,8 +171,8 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
 
-    def upload(self, local: Path, name: str) -> None:
-        """Upload a file and verify its content."""
+    def upload(self, local: Path, name: str) -> RemoteFile:
+        """Upload a file, verify its content, and return its entry in listings."""
         with wrap_read_errors(local):
             # Later, a missing file would look like a missing bucket.
             open_regular_file(local).close()
@@ -185,7 +185,7 @@ class RemoteFolder:
                 is_missing = True
             remote_file = self._find_file(name)
             if remote_file is not None and self.holds(local, name, remote_file):
-                return
+                return remote_file
         if is_missing:
             raise make_write_error(RemoteFault("missing", ""), self._url)
         raise OutputError(

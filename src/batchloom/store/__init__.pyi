@@ -41,6 +41,7 @@ from .maintain.generations import (
     add_generation as add_generation,
     extend_manifest as extend_manifest,
     iter_shard_documents as iter_shard_documents,
+    list_generation_files as list_generation_files,
     lock_store as lock_store,
     read_log as read_log,
 )

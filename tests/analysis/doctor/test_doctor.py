@@ -342,6 +342,9 @@ def test_prepare_and_stream_are_compared(tmp_path):
     compressed = tmp_path / "in.jsonl.gz"
     compressed.write_bytes(gzip.compress(path.read_bytes()))
     assert diagnose(compressed, global_batch_size=8).ways[1].lanes == 1
+    table = tmp_path / "in.csv"
+    table.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    assert diagnose(table, global_batch_size=8).ways[1].lanes == 1
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}] * 9)
     assert diagnose(pairs).ways == ()
 

@@ -42,7 +42,12 @@ _SYNTHETIC_LABEL = "source=synthetic"
 _SYNTHETIC_METRIC = "data/synthetic"
 # Log files of a run folder: the first pattern that matches is used, and its newest file.
 _LOG_FILE_PATTERNS = ("log.jsonl", "metrics.csv", "version_*/metrics.csv", "lightning_logs/version_*/metrics.csv")
-_EXPECTED = "Expected: a folder or log.jsonl of batchloom train, or JSON lines or a CSV file with step and loss."
+# Files whose error says how to convert them.
+_CONVERTIBLE_PATTERNS = ("trainer_state.json", "checkpoint-*/trainer_state.json")
+_EXPECTED = (
+    "Expected: a folder or log.jsonl of batchloom train, or JSON lines or a CSV file with step and loss, as "
+    "TensorBoard exports them."
+)
 _MAX_NAME_CHARACTERS = 60
 # The first line of a log of batchloom holds all settings of its run.
 _HEAD_BYTES = 1 << 16
@@ -99,8 +104,8 @@ def read_loss_curve(path: str) -> LossCurve:
     if isinstance(state, dict):
         if "log_history" in state:
             raise InputError(
-                f"{file} is the state of the Hugging Face Trainer. Write its log as JSON lines: "
-                f"jq -c '.log_history[]' {file} > log.jsonl"
+                f"{file} is the state of the Hugging Face Trainer. Write its log as JSON lines, with steps from 0: "
+                f"jq -c '.log_history[] | .step -= 1' {file} > log.jsonl"
             )
         if _find_first_name(_STEP_NAMES, state) is None or not any(name in state for name in LOSS_NAMES):
             raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
@@ -146,7 +151,7 @@ def find_log_file(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise InputMissingError(f"There is no run at {path}. {_EXPECTED}")
-    for pattern in _LOG_FILE_PATTERNS:
+    for pattern in (*_LOG_FILE_PATTERNS, *_CONVERTIBLE_PATTERNS):
         if matches := list(path.glob(pattern)):
             return max(matches, key=lambda file: file.stat().st_mtime)
     raise InputError(f"{path} is a folder without a run: it has none of {', '.join(_LOG_FILE_PATTERNS)}.")

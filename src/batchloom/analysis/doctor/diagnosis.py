@@ -45,6 +45,7 @@ from batchloom.preparation.settings import (
     describe_unused_weights,
     parse_media,
 )
+from batchloom.sources.formats import WHOLE_KINDS
 from batchloom.store import open_store
 from batchloom.store.format import OBJECTIVES, UINT16_IDS
 
@@ -65,8 +66,6 @@ _READY_SECONDS = 2.0
 # Percentages of the documents for which a sequence length is proposed, and what it is a multiple of.
 _KEPT_SHARES = (95, 99)
 _LENGTH_MULTIPLE = 64
-# Format whose files are read sequentially, so that they cannot be split.
-_SEQUENTIAL_KIND = "webdataset"
 
 
 def _examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
@@ -468,11 +467,11 @@ def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None)
 def _estimate_record_ranges(sources: Sequence[SourceFacts]) -> int:
     """Estimate the number of record ranges to distribute over lanes.
 
-    A compressed file or a tar of samples is one range.
+    A compressed file, a CSV file, a JSON list or a tar of samples is one range.
     """
     return sum(
         source.files
-        if source.compression or source.format == _SEQUENTIAL_KIND
+        if source.compression or source.format in WHOLE_KINDS
         else max(source.files, source.bytes // _MIN_RANGE_BYTES)
         for source in sources
     )

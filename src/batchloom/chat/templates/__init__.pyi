@@ -31,7 +31,6 @@ from .tool_arguments import (
     convert_arguments as convert_arguments,
 )
 from .tool_formats import (
-    TOOL_FORMATS as TOOL_FORMATS,
     write_tools as write_tools,
 )
 from .trained_spans import (

@@ -14,8 +14,6 @@ from batchloom.chat.templates.turn_positions import ASSISTANT
 from batchloom.core.document import Conversation, TrainFlag
 from batchloom.core.wording import describe_json_type
 
-TOOL_FORMATS = ("default",)
-
 
 def write_tools(conversation: Conversation) -> Conversation:
     """Return the conversation with its tools, calls and results in contents.

@@ -254,6 +254,8 @@ def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, N
         return partial(_pack_sliding_window, size=int(window[1]))
     if strategy == "none":
         return lambda lengths, _seq_len: (len(lengths), np.arange(len(lengths)))
+    if strategy not in ("best_fit", "first_fit"):
+        raise AssertionError(f"{strategy!r} is no strategy that assigns items to sequences")
     return _pack_best_fit if strategy == "best_fit" else _pack_first_fit
 
 

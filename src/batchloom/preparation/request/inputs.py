@@ -62,7 +62,6 @@ _MAX_LISTED = 5
 # Share of the data files or bytes of an input that may be left out.
 _MAX_UNREAD = 0.01
 _DEFAULT_TOKENIZER = "gpt2"
-_MAX_OPTION_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,7 @@ def resolve_inputs(
             without a processor.
     """
     input_arguments = as_input_tuple(inputs)
+    _refuse_dataset_info(input_arguments)
     if not any(
         isinstance(argument, DatasetConfig) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
         for argument in input_arguments
@@ -735,6 +735,17 @@ def hoist_common_settings(
 # ms-swift's number of random records after the name of a data set.
 _SAMPLE_PATTERN = re.compile(r"(.+)#([^#/]*)", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
+_DATASET_INFO_PATTERN = re.compile(r"(?:.*/)?dataset_info\.json(?::.*)?", re.DOTALL)
+
+
+def _refuse_dataset_info(inputs: Iterable[str | DatasetConfig]) -> None:
+    """Refuse the list of data sets of LLaMA-Factory and ms-swift."""
+    for name in inputs:
+        if isinstance(name, str) and not is_url_or_stdin(name) and _DATASET_INFO_PATTERN.fullmatch(name):
+            raise InputError(
+                f"{name} lists data sets of LLaMA-Factory or ms-swift, which is not read. Name their files, and give "
+                "their keys as options: docs/how-to/coming-from says how."
+            )
 
 
 def is_manifest_path(value: object) -> bool:

@@ -104,7 +104,8 @@ def read_dataset_file(path: Path) -> tuple[dict[str, Any], ConfigLocation]:
 def _refuse_trainer_job(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse a job of axolotl, LLaMA-Factory or ms-swift, which name a model."""
     key = next((name for name in _MODEL_KEYS if name in content), None)
-    if key is None and not isinstance(content.get("dataset"), (str, list)):
+    has_block = any(isinstance(content.get(name), dict) for name in _BLOCK_KEYS)
+    if has_block or (key is None and not isinstance(content.get("dataset"), (str, list))):
         return
     raise InputError(
         f"{path} is the job of another trainer{f' (it has {key}:)' if key else ''}, whose settings are not read. List "

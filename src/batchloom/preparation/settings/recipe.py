@@ -15,7 +15,6 @@ import xxhash
 from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
 from batchloom.chat.templates import (
     DEFAULT_DATE,
-    TOOL_FORMATS,
     ReasoningPolicy,
     ToolArguments,
     TrainOnEos,
@@ -30,7 +29,6 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import (
     Setting,
     as_int,
-    find_choice_problem,
     find_problems,
     find_unknown_settings,
     is_text,
@@ -196,6 +194,12 @@ def _parse_date(value: object) -> dt.date | None:
         return None
 
 
+def _find_tool_format_problem(value: object) -> str:
+    if value == "default":
+        return ""
+    return "is not default, the only format; leave it out for a template that writes tools (--template chatml)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
     """Settings of conversations."""
@@ -231,8 +235,9 @@ class ChatRecipe:
     tool_format: Annotated[
         str | None,
         ChatSetting(
-            help="default writes tools and tool calls into the contents of messages, for templates that write none.",
-            check=lambda value: find_choice_problem(value, TOOL_FORMATS),
+            help="default writes tools and tool calls into the contents of messages, as LLaMA-Factory does, for "
+            "templates that write none.",
+            check=_find_tool_format_problem,
             shown_default="the template's",
         ),
     ] = None

@@ -4,6 +4,7 @@ from .format_registry import (
     INPUT_FORMATS as INPUT_FORMATS,
     JSON_OBJECT as JSON_OBJECT,
     SPLIT_WORDS as SPLIT_WORDS,
+    WHOLE_KINDS as WHOLE_KINDS,
     InputFormat as InputFormat,
     choose_read_method as choose_read_method,
     is_splittable as is_splittable,

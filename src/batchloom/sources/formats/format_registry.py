@@ -204,6 +204,12 @@ KIND_BY_MAGIC = {magic: kind for kind, source_format in FORMATS.items() for magi
 _BINARY_MAGIC = (*KIND_BY_MAGIC, b"PK\x03\x04")
 KIND_BY_FILE_NAME = {name: kind for kind, source_format in FORMATS.items() for name in source_format.file_names}
 COLUMNAR_KINDS = tuple(kind for kind, source_format in FORMATS.items() if source_format.method == "table")
+# A file of these is read from its beginning to its end.
+WHOLE_KINDS = frozenset(
+    kind
+    for kind, source_format in FORMATS.items()
+    if source_format.method and READ_METHODS[source_format.method].cut == "whole"
+)
 
 
 def choose_read_method(source: Source, rules: ReadRules) -> str:

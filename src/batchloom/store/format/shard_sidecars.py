@@ -224,7 +224,7 @@ class PairIndex:
     """Pair and side of documents, in columns of equal length D."""
 
     pairs: NDArray[np.uint64]  # pair number of each document, uint64 [D]
-    sides: NDArray[np.uint8]  # ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D]
+    sides: NDArray[np.uint8]  # ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD`` or ``PROMPT``, uint8 [D]
 
     def __len__(self) -> int:
         return len(self.sides)

@@ -91,7 +91,7 @@ class StoreContents:
 
     @property
     def objective(self) -> ObjectiveName:
-        """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
+        """``pairs``, ``labels`` or ``prompts``; empty for other documents.
 
         ``batchloom.store.PreferencePairs``, ``LabelledAnswers`` and ``StoredPrompts`` read them.
         """
