@@ -239,6 +239,7 @@ def test_the_code_reports_the_sentence(sentence, tmp_path, monkeypatch, caplog):
     assert isinstance(caught.value, batchloom.BatchloomError)
 
 
+@pytest.mark.slow
 def test_list_sources_reports_the_sentences_of_the_hub(tmp_path):
     lines = b'{"text": "a"}\n'
     repos = {

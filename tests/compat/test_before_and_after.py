@@ -32,7 +32,9 @@ def run_script(name):
     return runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "nanogpt" else [pytest.mark.slow]) for name in NAMES]
+)
 def test_the_script_after_trains_on_every_document(folder, name):
     values = run_script(f"{name}_after")
     loader = values["loader"]

@@ -285,7 +285,7 @@ DAMAGED = ("e.jsonl.gz", "f.jsonl.zst", "g.txt.gz", "h.parquet")
     "settings",
     [
         {},
-        {"dedup": "lines"},
+        pytest.param({"dedup": "lines"}, marks=pytest.mark.slow),
         pytest.param({"workers": 2}, marks=pytest.mark.slow),
         pytest.param({"dedup": "near"}, marks=pytest.mark.slow),
     ],
@@ -325,6 +325,7 @@ def test_a_finished_store_names_what_was_left_out(damaged_tree, tmp_path):
     assert appended.counts.documents == 6000
 
 
+@pytest.mark.slow
 def test_many_damaged_files_are_found_in_one_more_reading(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     for number in range(24):

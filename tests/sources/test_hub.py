@@ -372,6 +372,7 @@ def test_configurations_splits_files_and_short_names(prepare_in_process, tmp_pat
         assert {source["revision"] for source in sources} == {COMMIT}
 
 
+@pytest.mark.slow
 def test_a_commit_without_data_changes_is_the_same_input(hub, prepare_in_process):
     before = hub.repos["org/plain"]["train.jsonl"]
     try:

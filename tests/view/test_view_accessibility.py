@@ -8,10 +8,11 @@ from view.axe import check_accessibility, find_violations
 from view.conftest import serving, write_chats
 
 PAGES = [
-    *("/", "/plan?seq_len=256&batch=2&document=3&workers=2"),
+    "/",
     *(
         pytest.param(path, marks=pytest.mark.slow)
         for path in (
+            "/plan?seq_len=256&batch=2&document=3&workers=2",
             *("/documents", "/documents?text=nothing", "/document/3", "/document/3?as=tokens", "/nothing"),
             *("/packing?seq_len=64&batch=8&row=4", "/packing?seq_len=256"),
         )

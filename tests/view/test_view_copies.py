@@ -192,6 +192,7 @@ def test_a_dropped_conversation_is_shown_as_its_record(tmp_path):
     assert json.loads(words) == row
 
 
+@pytest.mark.slow
 def test_both_documents_of_a_pair_have_its_dropped_duplicates(tmp_path):
     pairs = [{"prompt": "p", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in (0, 1, 0, 1, 0)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -200,6 +201,7 @@ def test_both_documents_of_a_pair_have_its_dropped_duplicates(tmp_path):
         assert [row[1] for row in fetch_dropped(store, number)] == lines
 
 
+@pytest.mark.slow
 def test_the_page_says_why_a_text_is_not_read(tmp_path):
     file, store = tmp_path / "a.jsonl", tmp_path / "store"
     prepare(write_rows(file, ["one text"] * 2), store)

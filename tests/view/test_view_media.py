@@ -107,6 +107,7 @@ def damage_same_size(picture):
     picture.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "damage", "message"),
     [
