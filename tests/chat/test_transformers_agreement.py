@@ -83,13 +83,14 @@ def test_masks_are_those_of_generation_marks(encoders, hf_tokenizers, name, temp
 @MANY
 @given(turns=messages(CONTENTS))
 @example(turns=[{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "x"}])
+@example(turns=[{"role": "user", "content": "<|im_end|>\U000f0000\U00100000"}])
 def test_a_spelled_control_token_is_text(encoders, hf_tokenizers, tokenizers, name, turns):
     """Contents are encoded like transformers' sanitize_control_tokens."""
     encoder = encoders[name, "chatml"]
     encoded, ids, _ = encode(encoder, turns, train_on="all")
     # Marks distinguish it from the template's own token; where they cannot, it is a fault.
     if encoded.faults:
-        assert "control token" in encoded.faults[0].reason or "bytes" in encoded.faults[0].reason
+        assert any(word in encoded.faults[0].reason for word in ("control token", "bytes", "private-use characters"))
         return
     tokenizer = tokenizers[name]
     start, stop = (tokenizer.control[token] for token in ("<|im_start|>", "<|im_end|>"))
