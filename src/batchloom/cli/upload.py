@@ -30,7 +30,7 @@ def upload(
         result = upload_store(path, url, progress=display.show)
     size = f"{format_count(result.files, 'file')}, {format_size(result.bytes)}"
     if result.sent_bytes:
-        text = f"{result.path}: {size}, of which {format_size(result.sent_bytes)} were sent."
+        text = f"{result.path}: {size}; {format_size(result.sent_bytes)} sent now."
     else:
         text = f"{result.path} holds this store already: {size}; nothing to do."
     report(result, [text], as_json=as_json)

@@ -1,6 +1,6 @@
 """Upload of a finished store to an object store, file by file.
 
-The manifest is sent last: a folder without one is no store, so nobody reads a partial upload.
+The manifest is sent last. A folder without one is no store, so no reader opens a partial upload.
 """
 
 import os

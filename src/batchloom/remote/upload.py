@@ -223,7 +223,7 @@ class RemoteFolder:
         self._fs.put_file(os.fspath(local), self._locate(name), callback=callback, **options)
 
     def _check_running(self) -> None:
-        """Raise an error, which nobody reads, in threads of an upload that has ended."""
+        """Raise an error in the threads of an upload that has ended; it is not reported."""
         if self._ended.is_set():
             raise OutputError("Stopped.")
 
