@@ -105,7 +105,7 @@ def send_store(store: Path, folder: RemoteFolder, listener: Listener) -> UploadR
     remote_files = folder.list_files()
     if not _holds_manifest(folder, remote_files, manifest, sizes):
         for name, verified_file in verified_files.items():
-            if remote_files.get(name) != verified_file:
+            if not _is_same_object(remote_files.get(name), verified_file):
                 raise StoreConflictError(
                     f"{folder.redacted_url}/{name} is not the file that was sent: another upload changes this folder. "
                     "Wait for its end, or choose another URL."
@@ -120,6 +120,14 @@ def _check_unchanged(store: Path, manifest: bytes) -> None:
     """Refuse a store that another command has changed since its manifest was read."""
     if read_regular_file(store / MANIFEST_NAME) != manifest:
         raise StoreConflictError(f"{store} was changed during its upload; give the command again.")
+
+
+def _is_same_object(listed: RemoteFile | None, verified: RemoteFile) -> bool:
+    """Return whether a listed file is the verified one, as far as the listing tells."""
+    if listed is None or listed.size != verified.size:
+        return False
+    # The listings of some file systems have no checksums.
+    return listed.checksum in ("", verified.checksum) or not verified.checksum
 
 
 def _measure_files(store: Path) -> dict[str, int]:
