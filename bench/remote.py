@@ -276,7 +276,7 @@ def main() -> None:
             size = sum(path.stat().st_size for path in folder.glob("train/*.bin"))
             fetched = together(url, work, options.ranks)
             print(f"{options.ranks} ranks of a node fetched {fetched / size:.3f} x the bytes of their tokens")
-            for lanes in (1, options.ranks):
+            for lanes in (1, 2, options.ranks):
                 fetched = together(url, work, options.ranks, nodes=2, lanes=lanes)
                 print(f"on two nodes, {lanes} lanes: {fetched / size:.3f} x")
     finally:

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings, strategies as st
 from batchloom import PlanError, PlanSpec, StateError
 from batchloom.plan import LanePlan, order_lane_ranges
 from batchloom.plan.order import (
+    RowPart,
     check_lane_world,
     check_lanes,
     choose_default_lanes,
@@ -74,7 +75,7 @@ def test_ranks_hold_the_positions_of_their_lanes(lengths, size, world, step):
     expected = list_rows(plan.rows(step * 12, step * 12 + 12))
     actual = [None] * 12
     for rank in range(world):
-        actual[rank::world] = list_rows(plan.rows(*plan.positions_of(step), (rank, world)))
+        actual[rank::world] = list_rows(plan.rows(*plan.positions_of(step), RowPart(rank, world)))
     assert actual == expected
     assert all(expected)
 
@@ -108,8 +109,8 @@ def test_a_state_resumes_at_its_position(lengths, size, step):
     plan, resumed = make_plan(lengths, cuts), make_plan(lengths, cuts)
     state = plan.state(12 * step)
     assert resumed.resume(state) == 12 * step
-    assert list_rows(resumed.rows(*resumed.positions_of(step), (1, 3))) == list_rows(
-        plan.rows(*plan.positions_of(step), (1, 3))
+    assert list_rows(resumed.rows(*resumed.positions_of(step), RowPart(1, 3))) == list_rows(
+        plan.rows(*plan.positions_of(step), RowPart(1, 3))
     )
     with pytest.raises(StateError, match="changed after"):
         resumed.resume({**state, "position": 5})

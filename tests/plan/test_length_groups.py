@@ -193,10 +193,8 @@ def test_a_state_inside_a_window_holds_the_start_of_the_window():
     assert states[5]["sources"] != states[0]["sources"]
     resumed = Plan(store, plan.spec)
     resumed.resume(states[3])
-    assert [anchor.before for anchor in resumed.orders.order(0).anchors[0]] == [
-        0,
-        states[0]["sources"]["data"]["before"],
-    ]
+    anchors = [anchor.before for anchor in resumed.orders.order(0).anchors]
+    assert anchors == [0, states[0]["sources"]["data"]["before"]]
 
 
 def test_ungrouped_plans_have_no_group_setting():

@@ -16,6 +16,7 @@ from batchloom.plan import (
     rank_positions,
     slice_indices,
 )
+from batchloom.plan.order import deal_in_order
 
 EXAMPLE = (5, 3, 8, 2, 7, 4, 1, 6, 3, 9)
 
@@ -147,16 +148,17 @@ def test_edits(mixture):
 
 
 def test_lanes(stores):
-    lanes = Plan(Source(EXAMPLE), make_spec(pool_size=3, epochs=1, lanes=2))
-    assert [lanes.orders.pools.count_sequences(k) for k in range(4)] == [3, 3, 2, 1]
-    assert describe_rows(lanes, 0, 4) == ["9[0:8]", "3[0:2]", "4[0:7] 9[8:9]", "1[0:3]"]
-    assert lanes.positions == 9
-    assert Schedule((2, 2), 4).at(np.arange(8))[1].tolist() == [3, 0, 1, 2, 0, 1, 2, 3]
-    mixture = Mixture({"web": 2, "code": 1}, stores=stores, exhausted="redistribute")
-    ending = Plan(mixture, make_spec(pool_size=2, lanes=2))
-    assert (ending.positions, ending.orders.timeline.exhausted[0]) == (12, 12)
-    assert [describe_rows(ending, p, p + 1, named=True) for p in (5, 8)] == [["code 3[0:8]"], ["code 1[0:6]"]]
-    assert len(ending.rows(11, 12).documents) == 0
+    plan = Plan(Source(EXAMPLE), make_spec(pool_size=3, epochs=1, lanes=2))
+    assert [plan.orders.pools.count_sequences(k) for k in range(4)] == [3, 3, 2, 1]
+    assert plan.orders.order(0).epoch(0).slots.tolist() == [[0, 3], [2, 1]]
+    assert describe_rows(plan, 0, plan.positions) == [
+        *("9[0:8]", "3[0:2]", "4[0:7] 9[8:9]", "8[0:3]", "5[0:4]"),
+        *("1[0:3]", "6[0:1] 0[0:5]", "2[0:8]", "7[0:6]"),
+    ]
+    assert deal_in_order(2, 8, 4).tolist() == [0, 2, 1, 3, 0, 2, 1, 3]
+    mixture = Plan(Mixture({"web": 2, "code": 1}, stores=stores), make_spec(pool_size=2, lanes=2, steps=5))
+    names = [row.split()[0] for row in describe_rows(mixture, 0, 10, named=True)]
+    assert names == ["web"] * 4 + ["code"] * 2 + ["web"] * 4
 
 
 def test_streams():

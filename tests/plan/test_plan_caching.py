@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec
 from batchloom.plan import Stage, with_journal
+from batchloom.plan.order import RowPart
 from plan.length_stores import ArrayLengths, LengthStore
 from plan.test_mixture import list_rows, make_stores
 from tiers import examples
@@ -87,7 +88,7 @@ def test_pools_of_unread_lanes_are_not_cached():
         PlanSpec(seq_len=16, global_batch_size=8, pool_size=10, lanes=8, epochs=1),
     )
     for step in range(200):
-        plan.rows(*plan.positions_of(step), (1, 8))
+        plan.rows(*plan.positions_of(step), RowPart(1, 8))
     cached_rows = [rows for lane in plan.orders.order(0)._cached_rows.values() for rows in lane.values()]
     assert len(cached_rows) <= 2
 

@@ -165,23 +165,10 @@ def test_each_source_of_a_mixture_is_served_in_random_order(lanes):
     for items in orders:
         # Packs are the same in every epoch, but each epoch is random by itself.
         for epoch in (items[: SIZE // 2], items[SIZE // 2 : SIZE]):
-            if lanes == 1:
-                assert np.array_equal(np.sort(epoch), np.arange(SIZE // 2))
+            assert np.array_equal(np.sort(epoch), np.arange(SIZE // 2))
             assert compute_worst_statistic(epoch, SIZE // 2) < MAX_STATISTIC
     # Sources with the same lengths and different names have different orders.
     for first, second in ((0, 1), (0, 2), (1, 2)):
         length = min(orders[first].size, orders[second].size)
         correlation = np.corrcoef(orders[first][:length], orders[second][:length])[0, 1]
         assert abs(correlation) * np.sqrt(length) < MAX_STATISTIC
-
-
-def test_lanes_of_a_mixture_are_dealt_without_a_pattern():
-    plan = Plan(
-        Mixture({"a": 1, "b": 1}, stores={name: make_store(4096, name) for name in ("a", "b")}),
-        PlanSpec(seq_len=64, global_batch_size=64, steps=1024, lanes=16),
-    )
-    segment = plan.orders.timeline.segment_at(0)
-    sources, lanes, _ = segment.at(np.arange(65_536))
-    table = np.bincount(sources * 16 + lanes, minlength=32)
-    assert np.abs(table - 2048).max() < MAX_STATISTIC * np.sqrt(1024)
-    assert compute_low_bit_dependence(lanes, bits=2, lags=(16, 32, 48)) < MAX_STATISTIC

@@ -321,7 +321,7 @@ def _count_served(plan: Plan, number: int, end: int) -> int:
     for segment in plan.orders.timeline.segments():
         if segment.position < end:
             until = min(plan.orders.timeline.until(segment) or end, end)
-            served_sequences += int((segment.served(until) - segment.bases)[number].sum())
+            served_sequences += int((segment.served(until) - segment.bases)[number])
     return served_sequences
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value
 from batchloom.plan import Mixture, Plan, check_world, compute_min_sequences, count_sequences
-from batchloom.plan.order import AssumedStore, SourceCut, SourceOrder, SourceOrders, compute_quotas
+from batchloom.plan.order import AssumedStore, SourceCut, SourceOrder, SourceOrders
 from batchloom.plan.packing import CUTTING_STRATEGIES, Rows, align_lengths
 from batchloom.store import Store
 
@@ -406,8 +406,8 @@ def _count_window(orders: SourceOrders, first: int, stop: int) -> ShareWindow:
                 continue
             shares = np.zeros(len(names))
             shares[segment.sources] = np.array(segment.schedule.counts) / segment.schedule.period
-            served = (segment.served(until) - segment.bases).sum(axis=1)
-            counts += served - (segment.served(start) - segment.bases).sum(axis=1)
+            served = segment.served(until) - segment.bases
+            counts += segment.served(until) - segment.served(start)
             expected += shares * (until - start)
             deviations = served - shares * (until - segment.position)
     columns = zip(names, counts.astype(np.int64).tolist(), expected.tolist(), deviations.tolist(), strict=True)
@@ -457,8 +457,8 @@ def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, i
         for number in estimated:
             served = orders.count_served(number, era - 1)
             # A source that served nothing keeps its position, so it needs no cut.
-            if served.any():
-                orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
+            if served:
+                orders.source_cuts[era, number] = _estimate_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
             statistics[era, number] = measure_pools(order, pools if pools <= most_pools else most)
@@ -466,21 +466,17 @@ def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, i
     return statistics
 
 
-def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
-    """Estimate the position of a source, in complete pools left of its epoch.
+def _estimate_cut(order: SourceOrder, served: int) -> SourceCut:
+    """Estimate the position of a source, in complete slots left of its epoch.
 
-    The number of pools left follows from the number of sequences left, since pools that were only
-    estimated have no known rows.
+    The number of slots left follows from the number of sequences left, since pools that were only estimated have no
+    known rows.
     """
-    index, lane = divmod(int(served.sum()), order.lanes)
-    epoch = order.find_epoch(lane, index)
-    remaining_sequences = int(order.quotas(epoch + 1).sum() - served.sum())
-    lane_sizes = [len(pools) for pools in order.epoch(epoch).orders]
-    remaining_pools = round(remaining_sequences / order.sequences * order.pools.count)
-    sequences_per_period = [
-        size - int(quota) for size, quota in zip(lane_sizes, compute_quotas(remaining_pools, order.lanes), strict=True)
-    ]
-    return tuple((epoch, max(slot, 0), 0) for slot in sequences_per_period)
+    epoch = order.find_epoch(served)
+    remaining_sequences = order.count_before(epoch + 1) - served
+    slots = len(order.epoch(epoch).slots)
+    remaining_slots = round(remaining_sequences / order.sequences * order.pools.count / order.spec.lanes)
+    return SourceCut(epoch, max(slots - remaining_slots, 0), 0)
 
 
 @final
@@ -501,8 +497,7 @@ class _RunSchedule:
             if segment.position >= self.end:
                 break
             until = min(orders.timeline.until(segment) or self.end, self.end)
-            served = (segment.served(until) - segment.bases).sum(axis=1)
-            self.segments.append((segment.position, until, segment.era, served))
+            self.segments.append((segment.position, until, segment.era, segment.served(until) - segment.bases))
         self.exact_tokens = (
             len(orders.run_layout.seq_len_changes) == 0
             and plan.spec.lanes == 1

@@ -32,11 +32,10 @@ from batchloom.plan import (
     PlanStore,
     check_world,
     deal_balanced,
-    deal_contiguous,
     parse_assumed_stores,
     with_journal,
 )
-from batchloom.plan.order import SOURCE, AssumedStore, Costs, refuse_lane_order, sort_by_cost
+from batchloom.plan.order import SOURCE, AssumedStore, Costs, deal_in_order, refuse_lane_order, sort_by_cost
 from batchloom.plan.packing import MAX_STEPS
 from batchloom.store import Store, open_store
 
@@ -610,8 +609,8 @@ def ensure_tables_for(plan: Plan, position: int) -> None:
     tokens = sum(order.store.tokens for order in orders) / pools
     # Positions from the nearest known pool to the requested one.
     near = position
-    if plan.spec.lanes == 1 and len(plan.names) == 1:
-        near -= max((cursor.before for cursor in orders[0].anchors[0] if cursor.before <= position), default=0)
+    if len(plan.names) == 1:
+        near -= max((cursor.before for cursor in orders[0].anchors if cursor.before <= position), default=0)
     if near * plan.spec.seq_len / max(tokens, 1) > _MAX_WALKED_POOLS:
         ensure_tables(plan)
 
@@ -670,14 +669,12 @@ def assign_step_ranks(data: Plan | Loader, step: int, world_size: int, *, balanc
     """
     plan = get_plan(data)
     start, stop = plan.positions_of(step)
-    size, lanes = stop - start, plan.spec.lanes
+    size = stop - start
     uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
     check_world(size, 0, world_size, uneven)
     if world_size > 1 and (costs := _measure_balanced_costs(data, step, balance=balance)) is not None:
         return deal_balanced(costs, world_size)
-    if lanes > 1 and lanes % world_size == 0:
-        return plan.run.lanes_of(start, stop) % world_size
-    return deal_contiguous(size, world_size)
+    return deal_in_order(plan.spec.lanes, size, world_size)
 
 
 def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints, *, balance: bool = False) -> Ints:

@@ -150,7 +150,7 @@ def collect_step_facts(loader: Loader, step: int) -> StepFacts:
     else:
         rows = plan.rows(*plan.positions_of(step))
         costs = loader.costs.of(plan, rows)
-        owners, uneven = assign_balanced_ranks(plan, step, costs, ranks, balance=batch_spec.balance)
+        owners, uneven = assign_balanced_ranks(plan, costs, ranks, balance=batch_spec.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
     computed_tokens = ranks * share.rows * spec.seq_len
     if batch_spec.form == "varlen":

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.keyed_hashing import hash_indices
 from batchloom.core.settings import coerce_int_fields, is_positive_number, is_text, quote_value, raise_problems, suggest
 from batchloom.plan.packing.plan_spec import OverlongMode, PlanSpec, list_choice_problems
 from batchloom.plan.packing.pools import DocumentLengths, Pools
@@ -328,8 +327,6 @@ def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
             )
 
 
-# Any fixed shuffle breaks a resonance of sources with lanes. The key is not a secret.
-_LANE_KEY = (0x6C616E6573, 0x7363686564756C65)
 MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20
 _MAX_SHARE_ERROR = 0.01
 # A source is measured on this many documents, or on a full pool if they make few sequences. With many sources the
@@ -367,136 +364,52 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 @lru_cache(maxsize=4)
-def make_schedule(counts: tuple[int, ...], lanes: int) -> "Schedule":
-    return Schedule(counts, lanes)
+def make_schedule(counts: tuple[int, ...]) -> "Schedule":
+    return Schedule(counts)
 
 
 @final
 class Schedule:
-    """Endless repetition of one period; positions count from its beginning.
+    """Endless repetition of one period; turns count from its beginning.
 
     Args:
-        counts: slots of each source in a period, each at least 1.
-        lanes: number of lanes the positions are distributed over. With one source, position q belongs to lane q
-            mod K. A mixture shuffles the K positions of a group over the lanes and shifts them by one lane every
-            period, so that in K periods each source uses each lane equally often.
+        counts: turns of each source in a period, each at least 1.
 
     Attributes:
-        counts, lanes: as given.
-        period: positions of a period, a multiple of ``lanes`` for a mixture of several lanes.
+        counts: as given.
+        period: turns of a period.
     """
 
-    __slots__ = (
-        "_begins",
-        "_keys",
-        "_lane",
-        "_occurrence",
-        "_share",
-        "_turn_slots",
-        "_turns",
-        "counts",
-        "lanes",
-        "period",
-    )
+    __slots__ = ("_begins", "_keys", "_occurrence", "_share", "counts", "period")
 
-    def __init__(self, counts: tuple[int, ...], lanes: int = 1) -> None:
-        self.counts, self.lanes, self.period = counts, lanes, sum(counts)
+    def __init__(self, counts: tuple[int, ...]) -> None:
+        self.counts = counts
+        self.period = sum(counts)
         self._share = np.array(counts, np.int64)
-        self._lane: Ints | None = None
-        self._turn_slots: dict[int, Ints] = {}
-        classes = build_period(counts).astype(np.int64)
-        if lanes > 1 and len(counts) > 1:
-            hashes = hash_indices(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
-            self._lane = np.argsort(hashes, axis=1).ravel().astype(np.int64)
-            classes = classes * lanes + self._lane
-        # Slots by class (a source, or a source and a lane), ascending in each, each as class * period + slot.
-        members = np.argsort(classes, kind="stable")
-        self._keys = classes[members] * self.period + members
-        sizes = np.bincount(classes, minlength=len(counts) * (lanes if self._lane is not None else 1))
-        self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        # Slots of the period by source, ascending in each, as source * period + slot.
+        slots = np.argsort(build_period(counts), kind="stable")
+        self._keys = np.repeat(np.arange(len(counts)), self._share) * self.period + slots
+        self._begins = np.cumsum(self._share) - self._share
         self._occurrence = np.empty(self.period, np.int32)
-        self._occurrence[members] = np.arange(self.period) - np.repeat(self._begins[:-1], sizes)
-        if self._lane is not None:
-            # turns[s, i]: slots of source s in the lanes before i, over two rounds of the lanes.
-            table = sizes.reshape(len(counts), lanes)
-            twice = np.cumsum(np.concatenate([table, table], axis=1), axis=1)
-            self._turns = np.concatenate([np.zeros((len(counts), 1), np.int64), twice], axis=1)
+        self._occurrence[slots] = np.arange(self.period) - np.repeat(self._begins, self._share)
 
-    def at(self, positions: Ints) -> tuple[NDArray[np.int64], Ints, Ints]:
-        """Return (source, lane, index) of positions.
-
-        The index counts the earlier positions of that source and lane.
-        """
-        period_index, slot = np.divmod(positions, self.period)
+    def at(self, turns: Ints) -> tuple[Ints, Ints]:
+        """Return the source of each turn, and its number among the source's turns."""
+        period_index, slot = np.divmod(turns, self.period)
         sources = build_period(self.counts)[slot].astype(np.int64)
-        if self._lane is None:
-            indices = period_index * self._share[sources] + self._occurrence[slot]
-            if self.lanes == 1:
-                return sources, np.zeros(len(positions), np.int64), indices
-            return sources, positions % self.lanes, positions // self.lanes
-        lanes = (self._lane[slot] + period_index) % self.lanes
-        return (sources, lanes, self._count_earlier(sources, lanes, period_index) + self._occurrence[slot])
+        return sources, period_index * self._share[sources] + self._occurrence[slot]
 
-    def _count_earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
-        """Count the slots of sources in lanes in the periods before ``turn``."""
-        rounds, inside = np.divmod(turn, self.lanes)
-        last = lanes + self.lanes + 1
-        part: Ints = self._turns[sources, last] - self._turns[sources, last - inside]
-        return rounds * self._share[sources] + part
+    def count(self, turn: int) -> Ints:
+        """Count the earlier turns of each source, int64 [sources]."""
+        period_index, slot = divmod(turn, self.period)
+        inside = self._keys.searchsorted(np.arange(len(self.counts)) * self.period + slot) - self._begins
+        counts: Ints = period_index * self._share + inside
+        return counts
 
-    def count(self, position: int) -> Ints:
-        """Count the earlier positions of each source and lane, int64 [sources, lanes]."""
-        sources = np.repeat(np.arange(len(self.counts)), self.lanes)
-        lanes = np.tile(np.arange(self.lanes), len(self.counts))
-        shape = (len(self.counts), self.lanes)
-        turn, slot = divmod(position, self.period)
-        if len(self.counts) == 1:
-            rounds, remainder = divmod(position, self.lanes)
-            return (rounds + (np.arange(self.lanes) < remainder)).reshape(shape)
-        if self._lane is None:
-            classes, before = sources, turn * self._share
-        else:
-            turns = np.full(len(sources), turn)
-            classes = sources * self.lanes + (lanes - turn) % self.lanes
-            before = self._count_earlier(sources, lanes, turns)
-        inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
-        served: Ints = before + inside
-        return served.reshape(shape)
-
-    def turns(self, source: int, positions: Ints) -> Ints:
-        """Return the turn of a source at each of its positions, from 0 over all lanes."""
-        if len(self.counts) == 1:
-            return positions
-        period, slot = np.divmod(positions, self.period)
-        turns: Ints = period * self.counts[source] + self._get_slots(source).searchsorted(slot)
-        return turns
-
-    def turn(self, source: int, number: int) -> int:
-        """Return the position of a turn of a source; inverse of :meth:`turns`."""
-        if len(self.counts) == 1:
-            return number
-        period, slot_index = divmod(number, self.counts[source])
-        return period * self.period + int(self._get_slots(source)[slot_index])
-
-    def _get_slots(self, source: int) -> Ints:
-        if source not in self._turn_slots:
-            self._turn_slots[source] = np.flatnonzero(build_period(self.counts) == source)
-        return self._turn_slots[source]
-
-    def find_position(self, source: int, lane: int, index: int) -> int:
-        """Return the position of a source, lane and index; inverse of :meth:`at`."""
-        if len(self.counts) == 1:
-            return index * self.lanes + lane
-        turn, slot_index = divmod(index, self.counts[source])
-        group = source
-        if self._lane is not None:
-            row = self._turns[source]
-            ends = row[lane + self.lanes + 1] - row[lane + self.lanes + 1 - np.arange(self.lanes + 1)]
-            inside = int(np.searchsorted(ends, slot_index, side="right")) - 1
-            slot_index -= int(ends[inside])
-            group = source * self.lanes + (lane - inside) % self.lanes
-            turn = turn * self.lanes + inside
-        return (turn - group) * self.period + int(self._keys[self._begins[group] + slot_index])
+    def find(self, source: int, number: int) -> int:
+        """Return a turn of a source by its number; inverse of :meth:`at`."""
+        period_index, slot_index = divmod(number, self.counts[source])
+        return (period_index - source) * self.period + int(self._keys[self._begins[source] + slot_index])
 
 
 class SourceStatistics(NamedTuple):
@@ -616,12 +529,11 @@ def compute_sequence_shares(
     return _normalize_weights(shares)
 
 
-def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False) -> dict[str, int]:
+def apportion(shares: Mapping[str, float], *, near: bool = False) -> dict[str, int]:
     """Return the slots of each source in the shortest period accurate within 1 %.
 
-    Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``. Slots are
-    apportioned by largest remainders, ties by name, and each source has at least one. With ``near`` the longest
-    period is accepted whatever its error.
+    Periods are the powers of two from 2**16 to 2**20. Slots are apportioned by largest remainders, ties by name, and
+    each source has at least one. With ``near`` the longest period is accepted whatever its error.
     """
     if len(shares) == 1:
         return dict.fromkeys(shares, 1)
@@ -629,9 +541,8 @@ def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False
     target_shares = np.array([shares[name] for name in names])
     period = MIN_PERIOD
     while True:
-        slots = -(-period // lanes) * lanes
-        counts = _apply_largest_remainders(target_shares, slots)
-        relative_errors = np.abs(counts / slots / target_shares - 1)
+        counts = _apply_largest_remainders(target_shares, period)
+        relative_errors = np.abs(counts / period / target_shares - 1)
         if relative_errors.max() <= _MAX_SHARE_ERROR or (near and period >= MAX_PERIOD):
             return dict(zip(names, counts.tolist(), strict=True))
         if period >= MAX_PERIOD:

@@ -496,7 +496,7 @@ def check_edit_keeps_media(plan: Plan) -> None:
         if not (isinstance(store, Store) and has_media(store)):
             continue
         media = StoreMedia(store)
-        for remainder in (candidate for candidate in order.remainders if candidate is not None):
+        if (remainder := order.remainder) is not None:
             full_lengths = store.lengths.take(remainder.documents)
             cut_indices = np.flatnonzero(remainder.lengths != full_lengths)
             media_indices = cut_indices[media.count_tokens(remainder.documents[cut_indices]) > 0]

@@ -23,11 +23,18 @@ from batchloom.plan import (
     compute_imbalance,
     compute_row_costs,
     deal_balanced,
-    deal_contiguous,
     rank_positions,
     slice_indices,
 )
-from batchloom.plan.order import Costs, Imbalance, RankPlacement, count_rank_rows, sort_by_cost
+from batchloom.plan.order import (
+    Costs,
+    Imbalance,
+    RankPlacement,
+    count_rank_rows,
+    deal_in_order,
+    find_lane_part,
+    sort_by_cost,
+)
 from batchloom.plan.packing import Rows, format_near_multiples, join_rows, reorder_rows
 from batchloom.store import Store, StoreMedia
 
@@ -214,7 +221,7 @@ def select_rank_rows(
         balance: row costs to distribute rows by; None assigns contiguous ranges.
     """
     placement, (start, stop) = share.placement, plan.positions_of(step)
-    lanes = plan.spec.lanes
+    part = find_lane_part(plan.spec.lanes, stop - start, placement.rank, placement.world_size)
     if balance is not None and placement.world_size > 1:
         rows = plan.rows(start, stop)
         costs = balance.of(plan, rows)
@@ -223,9 +230,8 @@ def select_rank_rows(
         order = sort_by_cost(costs)
         own = order[ranks[order] == placement.rank]
         rows, positions = reorder_rows(rows, own), start + own
-    elif lanes > 1 and lanes % placement.world_size == 0:
-        part = (placement.rank, placement.world_size)
-        rows, positions = plan.rows(start, stop, part), plan.run.positions_in(start, stop, part)
+    elif part is not None:
+        rows, positions = plan.rows(start, stop, part), part.list_positions(start, stop)
     else:
         first, last = rank_positions(0, stop - start, placement.rank, placement.world_size)
         rows, positions = (plan.rows(start + first, start + last), np.arange(start + first, start + last))
@@ -245,32 +251,21 @@ def pad_rank_rows(rows: Rows, positions: NDArray[np.int64], share: RankShare) ->
 
 def measure_imbalance(plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool) -> Imbalance:
     row_costs = costs.of(plan, plan.rows(*plan.positions_of(step)))
-    return assign_balanced_ranks(plan, step, row_costs, share.placement.world_size, balance=balance)[1]
+    return assign_balanced_ranks(plan, row_costs, share.placement.world_size, balance=balance)[1]
 
 
 def assign_balanced_ranks(
-    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
+    plan: Plan, costs: Costs, world_size: int, *, balance: bool
 ) -> tuple[NDArray[np.int64], Imbalance]:
     """Return the rank of each row of a step, int64 [B], and the imbalance of costs."""
     if world_size == 1:
         return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
-    plain = _assign_ranks_in_order(plan, step, costs.shape[-1], world_size)
+    plain = deal_in_order(plan.spec.lanes, costs.shape[-1], world_size)
     in_order = compute_imbalance(costs, plain, world_size)
     if not balance:
         return plain, Imbalance(in_order, in_order)
     balanced_ranks = deal_balanced(costs, world_size)
     return balanced_ranks, Imbalance(in_order, compute_imbalance(costs, balanced_ranks, world_size))
-
-
-def _assign_ranks_in_order(plan: Plan, step: int, rows: int, world_size: int) -> NDArray[np.int64]:
-    """Return the rank of each row as ``select_rank_rows`` assigns it without costs."""
-    if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
-        return deal_contiguous(rows, world_size)
-    start, stop = plan.positions_of(step)
-    ranks = np.zeros(rows, np.int64)
-    for rank in range(world_size):
-        ranks[plan.run.positions_in(start, stop, (rank, world_size)) - start] = rank
-    return ranks
 
 
 def assemble_arrays(

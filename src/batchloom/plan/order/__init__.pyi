@@ -18,11 +18,14 @@ from .rank_slices import (
     Costs as Costs,
     Imbalance as Imbalance,
     RankPlacement as RankPlacement,
+    RowPart as RowPart,
     UnevenPolicy as UnevenPolicy,
     count_rank_rows as count_rank_rows,
+    deal_in_order as deal_in_order,
+    find_lane_part as find_lane_part,
     list_divisors as list_divisors,
     sort_by_cost as sort_by_cost,
 )
-from .source_order import SourceOrder as SourceOrder, compute_quotas as compute_quotas
-from .source_orders import SOURCE as SOURCE, SourceCut as SourceCut, SourceOrders as SourceOrders
+from .source_order import SourceCut as SourceCut, SourceOrder as SourceOrder
+from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders
 from .timeline import refuse_past_end as refuse_past_end

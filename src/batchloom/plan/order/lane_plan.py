@@ -20,8 +20,7 @@ from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order.plan import check_state, describe_other_settings, wrap_state_errors
-from batchloom.plan.order.rank_slices import check_rank, format_near_divisors, list_divisors
-from batchloom.plan.order.run_positions import WHOLE
+from batchloom.plan.order.rank_slices import WHOLE, RowPart, check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
 from batchloom.plan.order.timeline import Edit, StepRange, build_run_layout
@@ -265,11 +264,6 @@ class LaneOrders:
         """Return no orders, because no pools are counted."""
         return []
 
-    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the positions of a part: (r, R) selects those that are r modulo R."""
-        rank, ranks = part
-        return np.arange(start + (rank - start) % ranks, stop, ranks)
-
 
 @final
 class LanePlan:
@@ -367,10 +361,10 @@ class LanePlan:
         size = self.spec.global_batch_size
         return step * size, (step + 1) * size
 
-    def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
+    def rows(self, start: int, stop: int, part: RowPart = WHOLE) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         with self.orders.lock:
-            return self._rows(self.run.positions_in(start, stop, part))
+            return self._rows(part.list_positions(start, stop))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
         row_slices, indices_by_lane = [], []

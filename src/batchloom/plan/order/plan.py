@@ -13,9 +13,10 @@ from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import to_plain
 from batchloom.plan.mixture import Mixture, PlanStore, list_weighted_sources
-from batchloom.plan.order.run_positions import WHOLE, RunPositions
-from batchloom.plan.order.source_order import Cursor, SourceOrder, compute_quotas
-from batchloom.plan.order.source_orders import SourceCut, SourceOrders
+from batchloom.plan.order.rank_slices import WHOLE, RowPart
+from batchloom.plan.order.run_positions import RunPositions
+from batchloom.plan.order.source_order import REMAINDER, Cursor, SourceCut, SourceOrder
+from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import Edit, TimelineSegment, edit_to_plain
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import ExcludedDocuments
@@ -148,14 +149,11 @@ def build_state(
     }
     if exhausted_sources:
         plain["exhausted"] = exhausted_sources
-    tails = orders.timeline.tails(cursor_position)
-    if tails:
-        plain["tails"] = {orders.names[n]: sequences for n, sequences in sorted(tails.items())}
     if segment and segment.era:
-        numbers = [orders.names.index(name) for name in plain["sources"]]
+        eras = range(1, segment.era + 1)
         plain["cuts"] = {
-            orders.names[n]: [_cut_to_plain(orders.get_source_cut(n, era)) for era in range(1, segment.era + 1)]
-            for n in numbers
+            name: [_cut_to_plain(orders.get_source_cut(orders.names.index(name), era)) for era in eras]
+            for name in plain["sources"]
         }
     return {**plain, "check": fingerprint(plain)}
 
@@ -165,30 +163,17 @@ def _find_window_start(run: RunPositions, position: int, end: int | None) -> int
 
 
 def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: int) -> dict[str, Any]:
-    """Return the pool of each source's next sequence, or a list of them per lane."""
+    """Return the start of the slot of each source's next sequence."""
     served = segment.served(position)
-    cursors: dict[str, Any] = {}
-    for number in orders.weighted_sources:
-        order = orders.order(number, segment.era)
-        tail = orders.timeline.tail(number, segment, position) if number in segment.sources else None
-        if tail is not None:
-            # Sequences lent by other lanes have no cursor in the lane's own order; use the last one of its own.
-            served[number] = np.maximum(tail.begins - 1, 0)
-        if orders.spec.lanes == 1:
-            cursors[orders.names[number]] = _cursor_to_plain(order.find_cursor(0, int(served[number, 0])))
-        else:
-            cursors[orders.names[number]] = [
-                _cursor_to_plain(order.find_cursor(lane, int(served[number, lane])))
-                for lane in range(orders.spec.lanes)
-            ]
-    return cursors
+    return {
+        orders.names[number]: _cursor_to_plain(orders.order(number, segment.era).find_cursor(int(served[number])))
+        for number in orders.weighted_sources
+    }
 
 
-def _cut_to_plain(source_cut: SourceCut | None) -> list[Any] | None:
-    """Return a cut as three numbers, or a list of them per lane."""
-    if source_cut is None:
-        return None
-    return list(source_cut[0]) if len(source_cut) == 1 else [list(lane_cut) for lane_cut in source_cut]
+def _cut_to_plain(source_cut: SourceCut) -> list[int]:
+    """Return a cut as three numbers, or four with several lanes."""
+    return list(source_cut) if source_cut.before else list(source_cut[:3])
 
 
 def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
@@ -201,24 +186,17 @@ def resume_from_state(
     orders = run.orders
     position, end, cursors = _parse_state(orders, origin, journal, state)
     names = {name: number for number, name in enumerate(orders.names)}
-    tails = {
-        names[n]: compute_quotas(state_value, orders.spec.lanes) for n, state_value in state.get("tails", {}).items()
-    }
     # A state past the end of its run does not list the sources that are exhausted there.
     last_position = position if end is None else max(min(position, end) - 1, 0)
     cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else last_position
-    orders.timeline.adopt(
-        {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()}, cursor_position, tails
-    )
+    exhausted = {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()}
+    orders.timeline.adopt(exhausted, cursor_position)
     for name, plain_cuts in state.get("cuts", {}).items():
         for era, plain_cut in enumerate(plain_cuts, 1):
-            lane_cuts = [plain_cut] if plain_cut and isinstance(plain_cut[0], int) else plain_cut
-            orders.source_cuts[era, names[name]] = tuple(map(tuple, lane_cuts)) if lane_cuts else None
+            orders.source_cuts[era, names[name]] = SourceCut(*plain_cut)
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
-    for name, lane_cursors in cursors.items():
-        order = orders.order(names[name], era)
-        for lane, cursor in enumerate(lane_cursors):
-            order.anchor(lane, cursor)
+    for name, cursor in cursors.items():
+        orders.order(names[name], era).anchor(cursor)
     if end is not None and position > end and run.carries_data(end):
         step, inside = orders.run_layout.step_at(end)
         return orders.run_layout.first_position(step) if inside else int(end)
@@ -227,15 +205,12 @@ def resume_from_state(
 
 def _parse_state(
     orders: SourceOrders, origin: dict[str, Any], journal: list[dict[str, Any]], state: dict[str, Any]
-) -> tuple[int, int | None, dict[str, list[Cursor]]]:
+) -> tuple[int, int | None, dict[str, Cursor]]:
     with wrap_state_errors():
         state_identity, state_edits, state_fingerprint = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
-            name: [
-                Cursor(plain_cursor["epoch"], plain_cursor["slot"], plain_cursor["before"])
-                for plain_cursor in (plain_cursors if isinstance(plain_cursors, list) else [plain_cursors])
-            ]
-            for name, plain_cursors in state["sources"].items()
+            name: Cursor(plain_cursor["epoch"], plain_cursor["slot"], plain_cursor["before"])
+            for name, plain_cursor in state["sources"].items()
         }
         position, end = state["position"], state["end"]
         if not isinstance(state_edits, list):
@@ -470,7 +445,7 @@ class Plan:
         first = step_range.position + (step - step_range.step) * step_range.size
         return first, first + step_range.size
 
-    def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
+    def rows(self, start: int, stop: int, part: RowPart = WHOLE) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``.
 
         Rows past the end of the run are empty.
@@ -478,15 +453,13 @@ class Plan:
         Args:
             start: first position.
             stop: last position + 1; both must have the same ``seq_len``.
-            part: (r, R) selects the positions whose lane is r modulo R, in their order.
+            part: rows to take of them.
 
         Raises:
             PlanError: the range is negative or reversed, or the store gives no sequence at all.
         """
         if not 0 <= start <= stop:
             raise PlanError(f"Positions {start} to {stop} are not a range of this plan.")
-        if part != WHOLE and (start % self.spec.lanes or stop % self.spec.lanes):
-            raise PlanError(f"Positions {start} to {stop} are not multiples of {self.spec.lanes} lanes.")
         with self.orders.lock:
             return self.run.rows(start, stop, part)
 
@@ -500,7 +473,7 @@ class Plan:
     def epochs(self, position: int) -> dict[str, float]:
         """Return the passes before a position through each source with a weight.
 
-        The count consists of complete pools, and the rows of the last of them in lane 0.
+        The count consists of complete slots, and the rows of the last of them.
         """
         with self.orders.lock:
             return _compute_epochs(self.orders, position)
@@ -510,9 +483,9 @@ class Plan:
 
         Keys: ``order_version``, ``fingerprint``, ``identity`` (its fields before any edit, so that an error can
         name the one that differs), ``edits`` (the journal), ``position``, ``end`` (the positions of the run that
-        carry data if ``position`` is past them, else None), per source ``epoch``, ``slot`` (index of the pool in
-        the epoch's order) and ``before`` (sequences before that pool), or a list of them per lane; after edits
-        and with exhausted sources ``cuts`` and ``exhausted``; and ``check``, the fingerprint of all the others.
+        carry data if ``position`` is past them, else None), per source ``epoch``, ``slot`` (index of the slot in
+        the epoch's order) and ``before`` (sequences before that slot); after edits and with exhausted sources
+        ``cuts`` and ``exhausted``; and ``check``, the fingerprint of all the others.
 
         Raises:
             StateError: the position is negative.
@@ -540,29 +513,24 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
         segment, position = orders.timeline.segment_at(orders.timeline.end - 1), orders.timeline.end
     if segment is None:
         return {}
-    if segment.plain:
-        served = {int(segment.sources[0]): segment.index(position)}
-    else:
-        counts = segment.served(position)
-        served = {n: int(counts[n, 0]) for n in orders.weighted_sources_by_era[segment.era]}
+    served = segment.served(position)
     epochs_by_source = {}
-    for number, index in served.items():
+    for number in orders.weighted_sources_by_era[segment.era]:
         order = orders.order(number, segment.era)
-        location = order.find(0, index)
+        location = order.find(int(served[number]))
         if location is None:
             continue
-        # The remainder of a pool before an edit, and sequences lent by another lane, have no slot in the epoch.
+        epoch, slot, _ = location.cursor
+        # The rest of a slot before an edit has no share of the epoch.
         share = 0.0
-        if location.cursor is not None:
+        if slot != REMAINDER:
             inside = location.row / (location.row + location.run)
-            share = (location.cursor.slot + inside) / len(order.epoch(location.epoch).orders[0])
+            share = (slot + inside) / len(order.epoch(epoch).slots)
         max_epochs = orders.epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
             max_epochs = max_epochs or orders.spec.epochs or 1
         # Sequences that fill up the last step do not count as a pass.
-        epochs_by_source[orders.names[number]] = (
-            location.epoch + share if max_epochs is None else min(location.epoch + share, max_epochs)
-        )
+        epochs_by_source[orders.names[number]] = epoch + share if max_epochs is None else min(epoch + share, max_epochs)
     return epochs_by_source
 
 
@@ -641,24 +609,21 @@ def _find_in_era(
     order = plan.orders.order(number, segments[0].era)
     if not order.is_counted:
         order.count_all()
-    epoch, epochs = order.first_epoch, plan.orders.epoch_limit(number)
-    document_positions = [
-        position
-        for lane, index, epoch_number in _find_remainder_indices(order, document)
-        if (epochs is None or epoch_number < epochs)
-        and (position := _locate_sequence(plan, segments, (number, lane, index), epoch_number))
-    ]
+    epoch, epochs = order.begin.epoch, plan.orders.epoch_limit(number)
+    sequences = []
+    if order.remainder is not None and (epochs is None or epoch < epochs):
+        sequences += [(index, epoch) for index in _find_rows_with(order.remainder, document)]
     last = segments[-1]
     until = min(plan.orders.timeline.until(last) or end, end)
-    served = last.served(max(until, last.position))[number]
-    # An epoch has begun if any lane is past its start.
-    while (epochs is None or epoch < epochs) and (served > order.quotas(epoch)).any():
-        document_positions += [
-            position
-            for lane, index in _find_indices(order, document, epoch)
-            if (position := _locate_sequence(plan, segments, (number, lane, index), epoch))
-        ]
+    served = int(last.served(max(until, last.position))[number])
+    while (epochs is None or epoch < epochs) and served > order.count_before(epoch):
+        sequences += [(index, epoch) for index in _find_indices(order, document, epoch)]
         epoch += 1
+    document_positions = [
+        position
+        for index, epoch_number in sequences
+        if (position := _locate_sequence(plan, segments, (number, index), epoch_number))
+    ]
     document_positions = [entry for entry in document_positions if entry.position < end]
     return _group_by_length(plan, document_positions) if plan.spec.group_by_length else document_positions
 
@@ -674,15 +639,12 @@ def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> 
 
 
 def _locate_sequence(
-    plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int, int], epoch: int
+    plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int], epoch: int
 ) -> DocumentPosition | None:
     """Return the position that serves a sequence; None if skipped or retired."""
-    number, lane, index = sequence
-    last = segments[-1]
-    tail = plan.orders.timeline.tail(number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure)
-    turn = tail.turn(lane, index) if tail else None
+    number, index = sequence
     for segment in reversed(segments):
-        position = segment.find_position(number, lane, index) if turn is None else segment.turn(number, turn)
+        position = segment.find_position(number, index)
         if position is None:
             continue
         until = plan.orders.timeline.until(segment)
@@ -695,31 +657,19 @@ def _locate_sequence(
     return None
 
 
-def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[int, int]]:
-    """Return (lane, index) of the sequences of an epoch that hold a document."""
+def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[int]:
+    """Return the sequences of an epoch that hold a document."""
     pool = order.pools.find_pool(document)
-    lane, pools = pool % order.lanes, order.epoch(epoch)
-    slot = int(np.flatnonzero(pools.orders[lane] == pool)[0])
-    if (epoch, slot) < order.begins[lane][:2]:
+    slots, ends = order.epoch(epoch)
+    slot, lane = (int(index[0]) for index in np.nonzero(slots == pool))
+    if ends is None or (epoch, slot) < order.begin[:2]:
         return []
-    earlier_rows = int(pools.ends[lane][slot - 1]) if slot else pools.remainder_counts[lane]
-    rows = _find_rows_with(order.get_pool_rows(pool, epoch), document)
-    return [_find_server(order, epoch, lane, earlier_rows + row) for row in rows]
-
-
-def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
-    """Return (lane, index, epoch) of the repacked sequences that hold a document."""
-    return [
-        (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)
-        for lane, remainder_rows in enumerate(order.remainders)
-        for row in (_find_rows_with(remainder_rows, document) if remainder_rows is not None else [])
-    ]
-
-
-def _find_server(order: SourceOrder, epoch: int, lane: int, inside: int) -> tuple[int, int]:
-    """Return the lane that serves a lane's sequence of an epoch, and its index there."""
-    lanes, indices = order.find_servers(epoch, np.array([lane]), np.array([inside]))
-    return int(lanes[0]), int(indices[0])
+    earlier = order.count_before(epoch) + (int(ends[slot - 1]) if slot else 0)
+    before = max(earlier, order.begin.before if epoch == order.begin.epoch else 0)
+    lanes, rows = order.list_slot(Cursor(epoch, slot, before))
+    found_rows = _find_rows_with(order.get_pool_rows(pool, epoch), document)
+    indices: list[int] = (before + np.flatnonzero((lanes == lane) & np.isin(rows, found_rows))).tolist()
+    return indices
 
 
 def _find_rows_with(rows: Rows, document: int) -> list[int]:

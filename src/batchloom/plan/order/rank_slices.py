@@ -14,7 +14,7 @@ Comput. 2004).
 import heapq
 from dataclasses import dataclass
 from math import isqrt
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,47 @@ def rank_positions(step: int, global_batch_size: int, rank: int, world_size: int
     start = step * global_batch_size
     first, stop = (n * global_batch_size // world_size for n in (rank, rank + 1))
     return start + first, start + stop
+
+
+class RowPart(NamedTuple):
+    """Every ``stride``-th row of a step, from row ``offset`` on."""
+
+    offset: int = 0
+    stride: int = 1
+
+    def count(self, rows: int) -> int:
+        """Return the number of rows of the part in a step of ``rows``."""
+        return len(range(self.offset, rows, self.stride))
+
+    def list_positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the positions of the part between those of a step, int64 [N]."""
+        return np.arange(start + self.offset, stop, self.stride)
+
+
+WHOLE = RowPart()
+
+
+def find_lane_part(lanes: int, rows: int, rank: int, world_size: int) -> RowPart | None:
+    """Return the rows of a rank in a step of a plan with lanes; None for contiguous rows.
+
+    A rank has the rows of some lanes, or several neighbouring ranks share those of one lane.
+    """
+    if lanes > 1 and lanes % world_size == 0:
+        return RowPart(rank, world_size)
+    if lanes > 1 and world_size % lanes == 0 and rows % world_size == 0:
+        lane, inside = divmod(rank, world_size // lanes)
+        return RowPart(lane + lanes * inside, world_size)
+    return None
+
+
+def deal_in_order(lanes: int, rows: int, world_size: int) -> NDArray[np.int64]:
+    """Return the rank of each row of a step without regard to cost, int64 [rows]."""
+    ranks = deal_contiguous(rows, world_size)
+    for rank in range(world_size if lanes > 1 else 0):
+        part = find_lane_part(lanes, rows, rank, world_size)
+        if part is not None:
+            ranks[part.offset :: part.stride] = rank
+    return ranks
 
 
 def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> NDArray[np.int64]:

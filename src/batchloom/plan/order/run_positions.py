@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.mixture import Mixture
+from batchloom.plan.order.rank_slices import WHOLE, RowPart
 from batchloom.plan.order.source_order import SequenceLocation
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, set_source, slice_rows
 
-WHOLE = (0, 1)
 # Each source costs some microseconds per window, so with several sources a window exceeds the request.
 _WINDOW_ROWS = 8192
 _MAX_CACHED_WINDOWS = 4
@@ -46,10 +46,10 @@ class RunPositions:
 
     def __init__(self, orders: SourceOrders) -> None:
         self.orders = orders
-        # With one source, one lane and no edits, positions are the source's own sequence numbers.
-        self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
+        # With one source and no edits, positions are the source's own sequence numbers.
+        self._plain = not (isinstance(orders.data, Mixture) or orders.edits)
         # First and last + 1 position and rows of the latest windows, by part.
-        self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        self._cached_windows: dict[RowPart, tuple[int, int, Rows]] = {}
         # Order and rows of a length-group window by its first position.
         self._grouped_windows: dict[int, tuple[Ints, Rows]] = {}
         # Document numbers of each ban of the run layout, by the ban's number.
@@ -68,12 +68,10 @@ class RunPositions:
         timeline.segment_at(max((position for position, _ in course.seq_len_changes), default=0))
         for segment in timeline.segments():
             order, until = self.orders.order(0, segment.era), timeline.until(segment)
-            if until is not None and order.surely_has(segment.served(until)[0], epochs):
+            if until is not None and order.surely_has(int(segment.served(until)[0]), epochs):
                 continue
-            quotas = order.quotas(epochs).tolist()
-            # The run ends at the first position of any lane that has no sequence left.
-            end_positions = [segment.find_position(0, lane, end) for lane, end in enumerate(quotas)]
-            end = min(segment.position if end_position is None else end_position for end_position in end_positions)
+            end_position = segment.find_position(0, order.count_before(epochs))
+            end = segment.position if end_position is None else end_position
             if until is None or end < until:
                 return end
         raise AssertionError("the last segment of a single store ends only with its epochs")
@@ -98,16 +96,12 @@ class RunPositions:
         epochs = None if isinstance(self.orders.data, Mixture) else self.orders.spec.epochs or 1
         with self.orders.lock:
             if self._plain:
-                return self.orders.order(0).find(0, position, epochs)
+                return self.orders.order(0).find(position, epochs)
             segment = self.orders.timeline.segment_at(position)
             if segment is None:
                 return None
-            if segment.plain:
-                number, lane, index = int(segment.sources[0]), 0, segment.index(position)
-            else:
-                sources, lanes, indices = segment.at(np.array([position]))
-                number, lane, index = int(sources[0]), int(lanes[0]), int(indices[0])
-            return self.orders.order(number, segment.era).find(lane, index, epochs)
+            sources, indices = segment.at(np.array([position]))
+            return self.orders.order(int(sources[0]), segment.era).find(int(indices[0]), epochs)
 
     def window(self, position: int) -> tuple[int, int]:
         """Return the first and last + 1 position of the length-group window of a position."""
@@ -138,25 +132,7 @@ class RunPositions:
             start = min(until, stop)
         return parts
 
-    def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the lane of each position from ``start`` to ``stop - 1``, int64 [N]."""
-        with self.orders.lock:
-            lanes = np.arange(start, stop) % self.orders.spec.lanes
-            for segment, first, last in self.segments_in(start, stop):
-                if segment is not None:
-                    lanes[first - start : last - start] = segment.at(np.arange(first, last))[1]
-            return lanes
-
-    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the positions of a part of ``start`` to ``stop - 1``, in row order."""
-        positions = np.arange(start, stop)
-        if part == WHOLE or start == stop:
-            return positions
-        rank, ranks = part
-        own_positions: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
-        return own_positions
-
-    def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+    def rows(self, start: int, stop: int, part: RowPart) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them.
 
         Callers of this and of :meth:`find_served_position` must hold the lock of the orders.
@@ -197,27 +173,26 @@ class RunPositions:
         self._grouped_windows[begin] = grouped_window
         return grouped_window
 
-    def _load_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+    def _load_rows(self, start: int, stop: int, part: RowPart) -> Rows:
+        count = part.count(stop - start)
         if self._plain:
             epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
             end = stop if epochs else max(min(stop, self.end), start)
-            return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
+            return join_rows(self.orders.order(0).rows(part.list_positions(start, end), epochs), count)
         first, last, rows = self._load_window(start, stop, part)
         if (first, last) == (start, stop):
             return rows
-        return slice_rows(rows, self._count_rows(start - first, part), self._count_rows(stop - first, part))
+        first_row = (start - first) // part.stride
+        return slice_rows(rows, first_row, first_row + count)
 
-    def _count_rows(self, positions: int, part: tuple[int, int]) -> int:
-        """Return the rows of a part in this many positions."""
-        if part == WHOLE:
-            return positions
-        return positions // self.orders.spec.lanes * len(range(part[0], self.orders.spec.lanes, part[1]))
-
-    def _load_window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
+    def _load_window(self, start: int, stop: int, part: RowPart) -> tuple[int, int, Rows]:
         """Return a window that contains the range; with several sources it is larger."""
-        if len(self.orders.names) == 1 and self.orders.spec.lanes == 1:
+        if len(self.orders.names) == 1:
             return start, stop, self._build_rows(start, stop, part)
         cached_window = self._cached_windows.get(part)
+        if cached_window and (start - cached_window[0]) % part.stride:
+            # Steps of another size do not begin at a row of the part.
+            cached_window = None
         if cached_window and cached_window[0] <= start and stop <= cached_window[1]:
             return cached_window
         end = stop
@@ -235,8 +210,7 @@ class RunPositions:
         return window
 
     def _find_window_end(self, start: int, stop: int) -> int:
-        lanes = self.orders.spec.lanes
-        end = max(stop, (start + _WINDOW_ROWS) // lanes * lanes)
+        end = max(stop, start + _WINDOW_ROWS)
         for position, _ in self.orders.run_layout.seq_len_changes:
             if stop <= position < end:
                 end = position
@@ -244,12 +218,13 @@ class RunPositions:
             end = max(min(end, self.end), stop)
         return end
 
-    def _build_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+    def _build_rows(self, start: int, stop: int, part: RowPart) -> Rows:
         end = stop if self.orders.spec.steps is None else max(min(stop, self.end), start)
+        all_positions = part.list_positions(start, stop)
         row_slices = []
-        for segment, a, b in self.segments_in(start, end):
-            positions = self.positions_in(a, b, part)
-            if segment is None:
+        for segment, first, last in self.segments_in(start, end):
+            positions = all_positions[slice(*all_positions.searchsorted([first, last]).tolist())]
+            if segment is None or not len(positions):
                 continue
             if segment.era > self._era:
                 # Pools of an era that has ended are not read again.
@@ -257,40 +232,25 @@ class RunPositions:
                 self.orders.forget_rows(segment.era)
             segment_rows = self._gather_rows(segment, positions)
             row_slices.append(self._mark_banned(segment_rows, positions))
-        return join_rows(row_slices, self._count_rows(stop - start, part))
+        return join_rows(row_slices, len(all_positions))
 
     def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
             epochs = self.orders.spec.epochs or 1
-        if segment.plain:
-            number, first = int(segment.sources[0]), segment.index(int(positions[0]))
-            row_slices = self.orders.order(number, segment.era).rows(0, first, first + len(positions), epochs)
-            return set_source(join_rows(row_slices, len(positions)), number)
-        sources, lanes, indices, shared = self.orders.timeline.locate_sequences(segment, positions)
-        groups = sources * self.orders.spec.lanes + lanes
-        if shared:
-            # Lent sequences arrive in any order, so runs of consecutive sequences are determined again.
-            order = np.lexsort((indices, groups))
-            changes = (np.diff(groups[order]) != 0) | (np.diff(indices[order]) != 1)
-            changes |= indices[order[:-1]] < 0
-            begins = np.flatnonzero(np.concatenate([[True], changes]))
-        else:
-            order = np.argsort(groups, kind="stable")
-            begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        group_rows = []
+        sources, indices = segment.at(positions)
+        order = np.argsort(sources, kind="stable")
+        begins = np.flatnonzero(np.diff(sources[order], prepend=-1))
+        source_rows = []
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
-            group_start = order[begin]
-            number, lane, first = (int(sources[group_start]), int(lanes[group_start]), int(indices[group_start]))
-            row_slices = (
-                self.orders.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
-                if first >= 0
-                else []
-            )
-            group_rows.append(set_source(join_rows(row_slices, end - begin), number))
+            number = int(sources[order[begin]])
+            row_slices = self.orders.order(number, segment.era).rows(indices[order[begin:end]], epochs)
+            source_rows.append(set_source(join_rows(row_slices, end - begin), number))
+        if segment.plain:
+            return source_rows[0]
         inverse_order = np.empty(len(order), np.int64)
         inverse_order[order] = np.arange(len(order))
-        return reorder_rows(join_rows(group_rows, len(order)), inverse_order)
+        return reorder_rows(join_rows(source_rows, len(order)), inverse_order)
 
     def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
         for number, (position, name, numbers) in enumerate(self.orders.run_layout.bans):

@@ -4,10 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import final
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.mixture import (
@@ -23,160 +20,55 @@ from batchloom.plan.mixture import (
     list_weighted_sources,
     measure_source,
 )
-from batchloom.plan.order.source_order import Cursor, PoolCountCache, SourceOrder, compute_quotas
+from batchloom.plan.order.source_order import REMAINDER, Cursor, PoolCountCache, SourceCut, SourceOrder
 from batchloom.plan.order.timeline import Edit, StepRange, Timeline, build_run_layout, check_run
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
-from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, repack_rows, slice_rows
+from batchloom.plan.packing.rows import repack_rows
 
-# (epoch, slot, row) of the next sequence of each lane. Slot -1 is the remainder of an earlier cut.
-SourceCut = tuple[tuple[int, int, int], ...]
 SOURCE = "data"
 # (era, number of the source)
 _Key = tuple[int, int]
 
 
-def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
-    """Return the position of each lane's next sequence as a cut.
-
-    ``served`` are the sequences each lane has served, int64 [lanes]. Return None if lanes lend sequences to each
-    other: then the remainder follows from the counts of all lanes.
-    """
-    if not served.any():
+def compute_source_cut(order: SourceOrder, served: int) -> SourceCut:
+    """Return the next sequence of a source that has served some as a cut."""
+    if not served:
         # Nothing of the source was served, and it may not have any sequence so far.
-        return tuple((begin.epoch, -1 if begin.before else begin.slot, 0) for begin in order.begins)
-    lane_cuts = []
-    for lane, index in enumerate(served.tolist()):
-        location = order.find(lane, index)
-        if location is None:
-            raise AssertionError("an order without a bound has no end")
-        if location.cursor is None and location.pool != -1 - lane:
-            return None
-        lane_cuts.append((location.epoch, location.cursor.slot if location.cursor else -1, location.row))
-    is_same_epoch = len({epoch for epoch, _, _ in lane_cuts}) == 1
-    return tuple(lane_cuts) if is_same_epoch else None
+        begin = order.begin
+        return SourceCut(begin.epoch, REMAINDER if begin.before else begin.slot, 0)
+    location = order.find(served)
+    if location is None:
+        raise AssertionError("an order without a bound has no end")
+    cursor = location.cursor
+    return SourceCut(cursor.epoch, cursor.slot, location.row, cursor.before if order.spec.lanes > 1 else 0)
 
 
-def continue_after_cut(
-    order: SourceOrder, spec: PlanSpec, source_cut: SourceCut | None, served: Ints, epochs: int | None
-) -> SourceOrder:
+def continue_after_cut(order: SourceOrder, spec: PlanSpec, cut: SourceCut, served: int) -> SourceOrder:
     """Return the order that continues from a cut under another spec.
 
-    The repacked remainder of each lane's pool comes first, then its next pool. If lanes have begun to lend each
-    other their last sequences of an epoch, all the remainder of the epoch comes first. ``served`` are the
-    sequences each lane has served, int64 [lanes]. ``epochs`` are the total epochs of the source, or None. A cut
-    at a missing row raises PlanError.
+    The rest of the slot is packed again and comes first, then the next slot. ``served`` are the sequences that the
+    source has served. A cut at a missing row raises PlanError.
     """
-    if source_cut is None:
-        lane_remainders = _find_unserved_lent(order, served, epochs)
-    else:
-        lane_remainders = [_list_pool_remainder(order, lane, lane_cut) for lane, lane_cut in enumerate(source_cut)]
-    remainders, begins = [], []
-    for lane, (rows, epoch, slot) in enumerate(lane_remainders):
-        pool_location = (epoch, slot) if order.lanes == 1 else (epoch, slot, lane)
-        remainder_rows = repack_rows(rows, order.name, spec, pool_location) if rows is not None else None
-        remainders.append(remainder_rows)
-        begins.append(Cursor(epoch, slot, len(remainder_rows) if remainder_rows is not None else 0))
-    served_tokens = order.served_tokens + int(served.sum()) * order.spec.seq_len
+    epoch, slot = cut.epoch, cut.slot
+    rows = None
+    if slot == REMAINDER or cut.row:
+        rows = order.slot_rows(cut)
+        if rows is None:
+            raise PlanError(
+                f"Source {order.name!r} was not cut at row {cut.row}: its pool has fewer rows. Use the state as it was "
+                "saved."
+            )
+        epoch, slot = (order.begin.epoch, order.begin.slot) if slot == REMAINDER else (epoch, slot + 1)
+    remainder = None if rows is None else repack_rows(rows, order.name, spec, (epoch, slot))
     return SourceOrder(
-        order.name, order.store, spec, remainders=tuple(remainders), begins=tuple(begins), served_tokens=served_tokens
+        order.name,
+        order.store,
+        spec,
+        remainder=remainder,
+        begin=Cursor(epoch, slot, 0 if remainder is None else len(remainder)),
+        served_tokens=order.served_tokens + served * order.spec.seq_len,
     )
-
-
-def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int, int]) -> tuple[Rows | None, int, int]:
-    """Return the rest of a lane's pool at a cut, and (epoch, slot) of the next pool."""
-    epoch, slot, row = lane_cut
-    if slot < 0:
-        pool_rows, (epoch, slot, _) = order.remainders[lane], order.begins[lane]
-    elif not row:
-        return None, epoch, slot
-    else:
-        pools = order.epoch(epoch).orders[lane]
-        pool_rows = order.get_pool_rows(int(pools[slot]), epoch) if slot < len(pools) else None
-        slot += 1
-    if pool_rows is None or row >= len(pool_rows):
-        raise PlanError(
-            f"Source {order.name!r} was not cut at row {row}: its pool has fewer rows. Use the state as it was saved."
-        )
-    return slice_rows(pool_rows, row, len(pool_rows)), epoch, slot
-
-
-class _UnservedSequences(NamedTuple):
-    """Unserved sequences of an epoch: a range of own ones per lane, and lent ones."""
-
-    # Range of the numbers in the epoch that each lane serves itself, int64 [lanes].
-    begins: Ints
-    ends: Ints
-    # Lanes and numbers of the sequences that other lanes serve, ascending by lane, int64 [N].
-    lanes: Ints
-    numbers: Ints
-    has_lent: NDArray[np.bool_]  # whether other lanes have served some of a lane, bool [lanes]
-
-    def list_numbers(self, lane: int) -> Ints:
-        own = np.arange(self.begins[lane], self.ends[lane])
-        return np.concatenate([own, self.numbers[self.lanes == lane]])
-
-
-def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSequences:
-    quotas, own_counts = order.count_shares(epoch)
-    own = np.minimum(quotas, own_counts)
-    lent = own_counts - own
-    lanes = np.repeat(np.arange(order.lanes), lent)
-    numbers = np.arange(len(lanes)) - np.repeat(np.cumsum(lent) - lent, lent) + own[lanes]
-    servers, indices = order.find_servers(epoch, lanes, numbers)
-    is_unserved = indices >= served[servers]
-    has_lent = np.zeros(order.lanes, bool)
-    has_lent[lanes[~is_unserved]] = True
-    begins = np.clip(served - order.quotas(epoch), 0, own)
-    return _UnservedSequences(begins, own, lanes[is_unserved], numbers[is_unserved], has_lent)
-
-
-def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) -> list[tuple[Rows | None, int, int]]:
-    """Return the rest of each lane's pools, and (epoch, slot) of the next pool."""
-    lane_epochs = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
-    lane_epochs = [epoch_number if epochs is None else min(epoch_number, epochs) for epoch_number in lane_epochs]
-    stop = max(lane_epochs) + 1 if epochs is None else min(max(lane_epochs) + 1, epochs)
-    unserved_by_epoch = {epoch: _find_unserved(order, epoch, served) for epoch in range(min(lane_epochs), stop)}
-    epoch_starts = [int(order.quotas(epoch)[lane]) for lane, epoch in enumerate(lane_epochs)]
-    lane_remainders: list[tuple[Rows | None, int, int]] = []
-    for lane, lane_epoch in enumerate(lane_epochs):
-        # The remainder of epochs that a lane has finished counts as part of the last of them.
-        is_epoch_finished = int(served[lane]) == epoch_starts[lane] and lane_epoch > min(lane_epochs)
-        last_epoch = lane_epoch - (lane_epoch == epochs or is_epoch_finished)
-        last_epoch = max(
-            [last_epoch, *(epoch for epoch, unserved in unserved_by_epoch.items() if unserved.has_lent[lane])]
-        )
-        numbers = {
-            epoch: unserved.list_numbers(lane) for epoch, unserved in unserved_by_epoch.items() if epoch <= last_epoch
-        }
-        slot = len(order.epoch(last_epoch).orders[lane])
-        own_count = order.epoch(last_epoch).count_sequences(lane)
-        inside = int(served[lane]) - epoch_starts[lane]
-        if last_epoch == lane_epoch and inside < own_count and len(numbers[last_epoch]) == own_count - inside:
-            # No sequence of this epoch was lent, so pools that were not entered stay intact.
-            location = order.locate_own(last_epoch, lane, inside)
-            at_pool_start = location.cursor is not None and not location.row
-            slot = location.cursor.slot + (location.row > 0) if location.cursor else order.begins[lane].slot
-            numbers[last_epoch] = numbers[last_epoch][: 0 if at_pool_start else location.run]
-        row_slices = [
-            row_slice for epoch, own in numbers.items() for row_slice in _collect_rows(order, epoch, lane, own)
-        ]
-        rows = join_rows(row_slices, sum(len(row_slice) for row_slice in row_slices)) if row_slices else None
-        lane_remainders.append((rows, last_epoch, slot))
-    return lane_remainders
-
-
-def _collect_rows(order: SourceOrder, epoch: int, lane: int, numbers: Ints) -> list[Rows]:
-    """Return the rows of a lane's own sequences in an epoch, pool by pool."""
-    row_slices = []
-    start = 0
-    while start < len(numbers):
-        location = order.locate_own(epoch, lane, int(numbers[start]))
-        end = int(numbers.searchsorted(numbers[start] + location.run))
-        row_indices = numbers[start:end] - (int(numbers[start]) - location.row)
-        row_slices.append(reorder_rows(order.get_pool_rows(location.pool, epoch), row_indices))
-        start = end
-    return row_slices
 
 
 @final
@@ -216,7 +108,7 @@ class SourceOrders:
         # Caches of other orders of the same data. An entry is dropped once the order exists here.
         self._count_caches: dict[_Key, PoolCountCache] = {}
         self._source_statistics: dict[_Key, SourceStatistics] = {}
-        self.source_cuts: dict[_Key, SourceCut | None] = {}
+        self.source_cuts: dict[_Key, SourceCut] = {}
         if previous_orders is not None:
             # Eras after the first depend on the edits.
             caches = previous_orders.copy_caches(every_era=self._continues(previous_orders))
@@ -230,8 +122,9 @@ class SourceOrders:
         self.timeline = Timeline(
             self.run_layout,
             self._slots,
-            (len(self.names), spec.lanes),
             self._limit,
+            sources=len(self.names),
+            lanes=spec.lanes,
             stop=mixture is not None and mixture.exhausted == "stop",
         )
         self._check_weights()
@@ -252,7 +145,7 @@ class SourceOrders:
 
     def copy_caches(
         self, *, every_era: bool
-    ) -> tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]]:
+    ) -> tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut]]:
         """Return counts, source statistics and cuts, of all eras or of the first."""
         # Iterate over a copy, because another thread may add an order meanwhile.
         counts = self._count_caches | {key: order.count_cache for key, order in list(self._orders.items())}
@@ -270,8 +163,7 @@ class SourceOrders:
         if new_edits:
             until = min(until, previous_orders.run_layout.first_position(new_edits[0].step) - 1)
         exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
-        tails = {n: compute_quotas(s, self.spec.lanes) for n, s in previous_orders.timeline.tails(until).items()}
-        self.timeline.adopt(exhausted, max(until, 0), tails)
+        self.timeline.adopt(exhausted, max(until, 0))
 
     def _check_stages(self) -> None:
         """Refuse stages that begin inside a length-group window."""
@@ -349,8 +241,7 @@ class SourceOrders:
         else:
             previous_order = self.order(number, era - 1)
             source_cut = self.get_source_cut(number, era)
-            served = self.count_served(number, era - 1)
-            order = continue_after_cut(previous_order, spec, source_cut, served, self.epoch_limit(number))
+            order = continue_after_cut(previous_order, spec, source_cut, self.count_served(number, era - 1))
         count_cache = self._count_caches.pop((era, number), None)
         if count_cache is not None:
             order.load_count_cache(count_cache)
@@ -366,36 +257,29 @@ class SourceOrders:
         """
         orders: dict[int, SourceOrder] = {}
         for era, numbers in enumerate(self.weighted_sources_by_era):
-            has_all_cuts = all(self.source_cuts.get((era, number)) for number in numbers)
+            has_all_cuts = all((era, number) in self.source_cuts for number in numbers)
             if era and not has_all_cuts and not all(order.is_counted for order in orders.values()):
                 break
             orders |= {number: self.order(number, era) for number in numbers}
         return list(orders.values())
 
-    def get_source_cut(self, number: int, era: int) -> SourceCut | None:
-        """Return the cut of a source at the start of an era; None if its lanes lent."""
+    def get_source_cut(self, number: int, era: int) -> SourceCut:
+        """Return the cut of a source at the start of an era."""
         if (era, number) not in self.source_cuts:
             served = self.count_served(number, era - 1)
             self.source_cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)
         return self.source_cuts[era, number]
 
-    def count_served(self, number: int, era: int) -> NDArray[np.int64]:
-        """Count the own sequences that each lane of a source serves in an era.
-
-        ``era`` is not the last era.
-        """
+    def count_served(self, number: int, era: int) -> int:
+        """Count the sequences that a source serves in an era, which is not the last."""
         position = self.run_layout.seq_len_changes[era][0]
         if position:
             # Stop before the cut, because whether a source is exhausted after it depends on the cut.
             self.timeline.segment_at(position - 1)
         if self.timeline.end is not None:
             position = min(position, self.timeline.end)
-        segments = [s for s in self.timeline.segments() if s.era == era]
-        if not segments:
-            return np.zeros(self.spec.lanes, np.int64)
-        tail = self.timeline.tail(number, segments[-1], position)
-        served: NDArray[np.int64] = segments[-1].served(position)[number]
-        return served if tail is None else tail.served_at(int(served.sum()))
+        segments = [segment for segment in self.timeline.segments() if segment.era == era]
+        return int(segments[-1].served(position)[number]) if segments else 0
 
     def forget_rows(self, era: int) -> None:
         """Drop the cached rows of eras before ``era``."""
@@ -456,7 +340,7 @@ class SourceOrders:
         shares = compute_sequence_shares(flat, mixture.unit, source_statistics)
         # The shares that remain when others are exhausted were not chosen by the user, so they need not be met
         # exactly.
-        counts = apportion(shares, self.spec.lanes, near=bool(exhausted))
+        counts = apportion(shares, near=bool(exhausted))
         return {self.names.index(name): count for name, count in counts.items()}
 
     def epoch_limit(self, number: int) -> int | None:
@@ -465,16 +349,16 @@ class SourceOrders:
             return None
         return self.source_spec(number).epochs or 1
 
-    def _limit(self, number: int, era: int, counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the sequences of each lane in an era; None if all lanes have enough."""
+    def _limit(self, number: int, era: int, count: int) -> int | None:
+        """Return the sequences of a source in an era; None if it has this many."""
         epochs = self.epoch_limit(number)
         if epochs is None:
             return None
         order = self.order(number, era)
-        if order.surely_has(counts, epochs):
+        if order.surely_has(count, epochs):
             return None
-        quotas = order.quotas(epochs)
-        return quotas if (counts > quotas).any() else None
+        limit = order.count_before(epochs)
+        return limit if count > limit else None
 
     def left_out(self) -> ExcludedDocuments:
         """Count the documents and tokens that every epoch excludes, over all sources.

@@ -1,6 +1,6 @@
 """Edits of a run, and its timeline of weights, batch sizes and sequence lengths.
 
-The timeline maps each position to a source, a lane and an index.
+The timeline maps each position to a source and an index.
 """
 
 from bisect import bisect_right
@@ -283,93 +283,51 @@ def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimelineSegment:
-    """Positions under one schedule and one sequence length."""
+    """Positions under one schedule and one sequence length.
+
+    With K lanes a source has K positions in turn, so that they are of different lanes.
+    """
 
     position: int  # first position
     sources: NDArray[np.int32]  # number in the plan of each source of the schedule, int32 [sources of the schedule]
     schedule: Schedule  # schedule of the sources
     era: int  # number of earlier changes of ``seq_len``
-    bases: Ints  # sequences of each source and lane served earlier in this era, int64 [sources, lanes]
+    bases: Ints  # sequences of each source served earlier in this era, int64 [sources]
+    lanes: int
 
     @property
     def plain(self) -> bool:
-        """True for one source and one lane; then :meth:`index` suffices."""
-        return len(self.sources) == self.schedule.lanes == 1
+        """True for one source; then :meth:`index` suffices."""
+        return len(self.sources) == 1
 
     def index(self, position: int) -> int:
         """Return the index in the era of a position of a plain segment."""
-        return int(self.bases[self.sources[0], 0]) + position - self.position
+        return int(self.bases[self.sources[0]]) + position - self.position
 
-    def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return (source, lane, index in the era) of positions."""
-        local, lanes, indices = self.schedule.at(positions - self.position)
+    def at(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the source and the index in the era of positions."""
+        turns, inside = np.divmod(positions - self.position, self.lanes)
+        local, numbers = self.schedule.at(turns)
         sources = self.sources[local].astype(np.int64)
-        return sources, lanes, indices + self.bases[sources, lanes]
+        return sources, self.bases[sources] + numbers * self.lanes + inside
 
     def served(self, position: int) -> Ints:
         """Return the value of ``bases`` for a segment that starts at a position."""
+        turn, inside = divmod(position - self.position, self.lanes)
         counts = self.bases.copy()
-        counts[self.sources] += self.schedule.count(position - self.position)
+        counts[self.sources] += self.schedule.count(turn) * self.lanes
+        if inside:
+            counts[self.sources[self.schedule.at(np.array([turn]))[0]]] += inside
         return counts
 
-    def turns(self, source: int, positions: Ints) -> Ints:
-        local = int(np.flatnonzero(self.sources == source)[0])
-        own = self.schedule.turns(local, positions - self.position)
-        turns: Ints = own + int(self.bases[source].sum())
-        return turns
-
-    def turn(self, source: int, number: int) -> int | None:
-        """Return the position of a source's turn; None if earlier or absent."""
-        local = np.flatnonzero(self.sources == source)
-        before = int(self.bases[source].sum())
-        if not local.size or number < before:
-            return None
-        return self.position + self.schedule.turn(int(local[0]), number - before)
-
-    def find_position(self, source: int, lane: int, index: int) -> int | None:
+    def find_position(self, source: int, index: int) -> int | None:
         """Return the position of a sequence; None if earlier or absent."""
         local = np.flatnonzero(self.sources == source)
-        before = int(self.bases[source, lane])
+        before = int(self.bases[source])
         if not local.size or index < before:
             return None
-        return self.position + self.schedule.find_position(int(local[0]), lane, index - before)
-
-
-class SourceTail(NamedTuple):
-    """Last sequences of a source before it is exhausted, shared by its lanes.
-
-    A mixture does not use lanes equally often, so one lane ends before the others. From there on the remaining
-    sequences of all lanes, lane after lane, are served by the source's turns one after the other, whatever their
-    lane.
-    """
-
-    position: int  # first position at which a lane has no sequence left
-    begins: Ints  # sequences that each lane has served before, int64 [lanes]
-    ends: Ints  # total sequences of each lane, int64 [lanes]
-
-    def at(self, turns: Ints) -> tuple[Ints, Ints]:
-        """Return (lane, index) of the sequences that turns serve, counted in the era."""
-        lane_ends = np.cumsum(self.ends - self.begins)
-        numbers = turns - int(self.begins.sum())
-        lanes = lane_ends.searchsorted(numbers, side="right")
-        is_past_end = lanes == len(lane_ends)
-        lanes[is_past_end] = 0
-        indices = self.ends[lanes] + numbers - lane_ends[lanes]
-        return lanes, np.where(is_past_end, -1, indices)
-
-    def served_at(self, turns: int) -> Ints:
-        """Return the sequences of each lane served before a turn, int64 [lanes]."""
-        remaining = self.ends - self.begins
-        before = np.cumsum(remaining) - remaining
-        served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, remaining)
-        return served
-
-    def turn(self, lane: int, index: int) -> int | None:
-        """Return the turn that serves a sequence of the tail, or None."""
-        if not self.begins[lane] <= index < self.ends[lane]:
-            return None
-        before = int((self.ends - self.begins)[:lane].sum())
-        return int(self.begins.sum()) + before + index - int(self.begins[lane])
+        number, inside = divmod(index - before, self.lanes)
+        return self.position + self.schedule.find(int(local[0]), number) * self.lanes + inside
 
 
 @final
@@ -379,12 +337,13 @@ class Timeline:
     Exhaustion of a source depends on its counts, so segments cannot be created in advance.
 
     Args:
-        course: run layout with the changes of weights and lengths.
+        layout: run layout with the changes of weights and lengths.
         slots: function (weights, exhausted sources, era) -> slots of a period by source number; empty if no
             source is left.
-        shape: number of sources and of lanes.
-        limit: function (source, era, counts) -> sequences of each lane of a source in an era, int64 [lanes], if a
-            lane has fewer than its count; else None, without counting pools where that is certain.
+        limit: function (source, era, count) -> sequences of a source in an era if it has fewer than the count; else
+            None, without counting pools where that is certain.
+        sources: number of sources.
+        lanes: number of lanes.
         stop: whether the run ends when the first source is exhausted; else the others take its share.
 
     Attributes:
@@ -395,40 +354,42 @@ class Timeline:
 
     def __init__(
         self,
-        course: RunLayout,
+        layout: RunLayout,
         slots: Callable[[Weights, frozenset[int], int], Mapping[int, int]],
-        shape: tuple[int, int],
-        limit: Callable[[int, int, Ints], Ints | None],
+        limit: Callable[[int, int, int], int | None],
         *,
+        sources: int,
+        lanes: int,
         stop: bool,
     ) -> None:
-        self._course, self._slots, self._limit, self._stop = course, slots, limit, stop
-        self._lanes = shape[1]
+        self._layout = layout
+        self._slots = slots
+        self._limit = limit
+        self._lanes = lanes
+        self._stop = stop
         self.exhausted: dict[int, int] = {}
         self.end: int | None = None
-        self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.seq_len_changes)})
-        self._eras = [0, *(position for position, _ in course.seq_len_changes)]
-        self._segments: list[TimelineSegment] = []
-        # By era and source, with several lanes: its tail, and the position up to which it certainly has none.
-        self._tails: dict[tuple[int, int], SourceTail] = {}
-        self._tailless_until: dict[tuple[int, int], int] = {}
         self.sure = 0
-        self._append(0, np.zeros(shape, np.int64))
+        self._eras = [0, *(position for position, _ in layout.seq_len_changes)]
+        # Positions at which a segment begins, whatever is exhausted.
+        self._marks = sorted({*(change.position for change in layout.changes), *self._eras[1:]})
+        self._segments: list[TimelineSegment] = []
+        self._append(0, np.zeros(sources, np.int64))
 
     def _append(self, position: int, served: Ints) -> None:
         era = bisect_right(self._eras, position) - 1
         if self._segments and era != self._segments[-1].era:
             served = np.zeros_like(served)
-        change_index = bisect_right(self._course.changes, position, key=lambda change: change.position)
-        weights = self._course.changes[change_index - 1].weights
+        change_index = bisect_right(self._layout.changes, position, key=lambda change: change.position)
+        weights = self._layout.changes[change_index - 1].weights
         exhausted = frozenset(n for n, exhausted_at in self.exhausted.items() if exhausted_at <= position)
         slots = self._slots(weights, exhausted, era)
         if not slots:
             self.end = position if self.end is None else min(self.end, position)
             return
         numbers = np.array(sorted(slots), np.int32)
-        schedule = make_schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
-        self._segments.append(TimelineSegment(position, numbers, schedule, era, served))
+        schedule = make_schedule(tuple(slots[n] for n in numbers.tolist()))
+        self._segments.append(TimelineSegment(position, numbers, schedule, era, served, self._lanes))
 
     def segment_at(self, position: int) -> TimelineSegment | None:
         """Return the segment that holds a position; None past the end of the run."""
@@ -444,152 +405,73 @@ class Timeline:
         segment_index = self._segments.index(segment)
         if segment_index + 1 < len(self._segments):
             return self._segments[segment_index + 1].position
-        mark_index = bisect_right(self._marks, segment.position)
-        ends = [self._marks[mark_index]] if mark_index < len(self._marks) else []
-        ends += [self.end] if self.end is not None else []
+        mark = self._find_mark(segment.position)
+        ends = [position for position in (mark, self.end) if position is not None]
         return min(ends) if ends else None
 
     def segments(self) -> Sequence[TimelineSegment]:
         return self._segments
 
+    def _find_mark(self, position: int) -> int | None:
+        """Return the first mark after a position."""
+        mark_index = bisect_right(self._marks, position)
+        return self._marks[mark_index] if mark_index < len(self._marks) else None
+
     def _extend_to(self, position: int) -> None:
         """Check the last segment up to its end or past ``position``, whichever is first."""
         segment = self._segments[-1]
-        mark_index = bisect_right(self._marks, segment.position)
-        end = self._marks[mark_index] if mark_index < len(self._marks) else None
+        mark = self._find_mark(segment.position)
         # Positions are checked in strides, because sequential lookups would otherwise repeat the check each time.
         target = max(position + 1, self.sure + _STRIDE)
-        target = -(-target // self._lanes) * self._lanes
-        if end is not None:
-            target = min(target, end)
+        if mark is not None:
+            target = min(target, mark)
         first = self._find_first_exhausted(segment, target)
         if first is None:
             self.sure = target
-            if target == end:
+            if target == mark:
                 self._append(target, segment.served(target))
             return
-        exhausted_at, number = first
-        self.exhausted[number] = exhausted_at
+        self._exhaust(*first)
+        self.sure = max(self.sure, first[0])
+
+    def _exhaust(self, position: int, number: int) -> None:
+        """End a source at a position of the last segment."""
+        self.exhausted[number] = position
         if self._stop:
-            self.end = exhausted_at
+            self.end = position
         else:
-            self._append(exhausted_at, segment.served(exhausted_at))
-        self.sure = max(self.sure, exhausted_at)
+            self._append(position, self._segments[-1].served(position))
 
     def _find_first_exhausted(self, segment: TimelineSegment, target: int) -> tuple[int, int] | None:
         """Return (position, source) of the first source exhausted before ``target``."""
         served = segment.served(target)
-        exhausted_sources, ends_by_source = [], {}
+        exhausted_sources = []
         for number in segment.sources.tolist():
-            ends = self._limit(number, segment.era, served[number])
-            if ends is None:
-                continue
-            ends_by_source[number] = ends
-            total = int(ends.sum())
-            if int(served[number].sum()) > total:
-                # Round up to full groups of lanes, because all positions of a group share one schedule.
-                exhausted_at = -(-(segment.turn(number, total) or segment.position) // self._lanes) * self._lanes
-                exhausted_sources.append((exhausted_at, number))
-        first = min(exhausted_sources, default=None)
-        # The schedule changes when the first source is exhausted, so later positions are unknown.
-        sure = first[0] if first else target
-        for number in segment.sources.tolist() if self._lanes > 1 else []:
-            tail = self._find_tail(number, segment.era, ends_by_source[number]) if number in ends_by_source else None
-            if tail is None or tail.position >= sure:
-                self._tailless_until[segment.era, number] = sure
-            else:
-                self._tails[segment.era, number] = tail
-        return first
+            limit = self._limit(number, segment.era, int(served[number]))
+            if limit is not None:
+                exhausted_sources.append((segment.find_position(number, limit) or segment.position, number))
+        return min(exhausted_sources, default=None)
 
-    def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
-        for segment in self._segments:
-            if segment.era != era:
-                continue
-            until = self.until(segment)
-            positions = [segment.find_position(number, lane, int(end)) for lane, end in enumerate(ends)]
-            first = min((position for position in positions if position is not None), default=None)
-            if first is not None and (until is None or first < until):
-                return SourceTail(first, segment.served(first)[number], ends)
-        raise AssertionError("a lane that needs more sequences than it has must be in a segment")
+    def adopt(self, exhausted: Mapping[int, int], position: int) -> None:
+        """Load known exhausted sources up to a position.
 
-    def tail(self, number: int, segment: TimelineSegment, until: int) -> SourceTail | None:
-        """Return the tail of a source in a segment's era if it begins before ``until``."""
-        key = (segment.era, number)
-        if self._lanes == 1 or until <= self._tailless_until.get(key, 0):
-            return None
-        if key not in self._tails:
-            ends = self._limit(number, segment.era, segment.served(until)[number])
-            if ends is None:
-                self._tailless_until[key] = until
-                return None
-            self._tails[key] = self._find_tail(number, segment.era, ends)
-        tail = self._tails[key]
-        return tail if tail.position < until else None
-
-    def locate_sequences(self, segment: TimelineSegment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
-        """Return (source, lane, index in the era, shared) of positions of a segment.
-
-        Unlike in ``segment.at``, the lane is the one that owns the sequence. Index -1 is an empty sequence.
-        ``shared`` reports whether a tail is involved.
-        """
-        sources, lanes, indices = segment.at(positions)
-        shared = False
-        until = int(positions[-1]) + 1 if len(positions) else 0
-        for number in segment.sources.tolist() if self._lanes > 1 else []:
-            tail = self.tail(number, segment, until)
-            if tail is not None:
-                is_in_tail = (sources == number) & (positions >= tail.position)
-                lanes[is_in_tail], indices[is_in_tail] = tail.at(segment.turns(number, positions[is_in_tail]))
-                shared = True
-        return sources, lanes, indices, shared
-
-    def tails(self, position: int) -> dict[int, int]:
-        """Return the total sequences in the era of each source whose tail has begun."""
-        era = bisect_right(self._eras, position) - 1
-        return {
-            number: int(tail.ends.sum())
-            for (tail_era, number), tail in self._tails.items()
-            if tail_era == era and tail.position < position and self.exhausted.get(number, position + 1) > position
-        }
-
-    def adopt(self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None) -> None:
-        """Load known exhausted sources and tails up to a position.
-
-        No source other than ``exhausted`` ends before it. ``tails`` are the counts of :meth:`tails`, per lane.
+        No source other than ``exhausted`` ends before it.
         """
         for exhausted_at, number in sorted((exhausted_at, number) for number, exhausted_at in exhausted.items()):
             if number in self.exhausted:
                 continue
             self._begin_marked_segments(exhausted_at)
-            self.exhausted[number] = exhausted_at
+            self._exhaust(exhausted_at, number)
             self.sure = max(self.sure, exhausted_at)
-            if self._stop:
-                self.end = exhausted_at
-            else:
-                self._append(exhausted_at, self._segments[-1].served(exhausted_at))
         self._begin_marked_segments(position)
         self.sure = max(self.sure, position)
-        if self._lanes > 1:
-            self._adopt_tails(position, tails or {})
-
-    def _adopt_tails(self, position: int, tails: Mapping[int, Ints]) -> None:
-        era = bisect_right(self._eras, position) - 1
-        for segment in self._segments:
-            if segment.era != era or segment.position >= position:
-                continue
-            for number in segment.sources.tolist():
-                key = (era, number)
-                if number in tails:
-                    self._tails[key] = self._find_tail(number, era, tails[number])
-                elif key not in self._tails and number not in self.exhausted:
-                    self._tailless_until[key] = max(self._tailless_until.get(key, 0), position)
 
     def _begin_marked_segments(self, position: int) -> None:
-        while (mark_index := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
+        while (mark := self._find_mark(self._segments[-1].position)) is not None:
             # No segment begins past the end of the run.
-            if self._marks[mark_index] > position or self.end is not None:
+            if mark > position or self.end is not None:
                 break
-            self._append(self._marks[mark_index], self._segments[-1].served(self._marks[mark_index]))
+            self._append(mark, self._segments[-1].served(mark))
 
     def find_end(self) -> int:
         """Return the position at which exhausted sources end the run."""
