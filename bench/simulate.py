@@ -262,10 +262,7 @@ def far(size: Size, clock: Clock) -> None:
 
     def located() -> None:
         position = int(draw.integers(0, plan.positions))
-        segment = plan.orders.timeline.segment_at(position)
-        assert segment is not None
-        source, lane, index = (int(of[0]) for of in segment.at(np.array([position])))
-        plan.orders.order(source, segment.era).find(lane, index)
+        plan.run.locate(position)
 
     clock.tell("where a position stands, epochs met for the first time", located, 2000)
     clock.tell("where a position stands", located, 4000)
@@ -324,10 +321,9 @@ def covered(plan: Plan, number: int, document: int, found: list) -> int:
 
 def mixture_error(plan: Plan, position: int) -> float:
     """Return the largest deviation from a source's share in the current schedule."""
-    segment = plan.orders.timeline.segment_at(position)
-    assert segment is not None
+    segment, _ = plan.serve_until(position + 1).segments[-1]
     counts = np.array(segment.schedule.counts)
-    had = (segment.served(position) - segment.bases)[segment.sources, 0]
+    had = (segment.served(position) - segment.bases)[segment.sources]
     return float(np.abs(had - (position - segment.position) * counts / counts.sum()).max())
 
 
@@ -418,10 +414,8 @@ def exhaustive(scale: float) -> None:
 
 def worst_share(plan: Plan, sources: np.ndarray) -> float:
     """Return the largest deviation from a share after any prefix of any schedule."""
-    plan.orders.timeline.segment_at(plan.positions - 1)
     off = 0.0
-    for segment in plan.orders.timeline.segments():
-        stop = min(plan.orders.timeline.until(segment) or plan.positions, plan.positions)
+    for segment, stop in plan.serve_until(plan.positions).segments:
         slots = np.array(segment.schedule.counts)
         share = np.arange(1, stop - segment.position + 1) / slots.sum()
         for local, number in enumerate(segment.sources.tolist()):

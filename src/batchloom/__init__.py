@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchloomError": "batchloom.core.errors",
     "DatasetConfig": "batchloom.preparation.settings.dataset_config",
-    "Edit": "batchloom.plan.order.timeline",
+    "Edit": "batchloom.plan.order.edits",
     "InputError": "batchloom.core.errors",
     "Loader": "batchloom.batches.loading.loader",
     "Mixture": "batchloom.plan.mixture",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import batchloom
 from batchloom.adapters.agreement import require_agreement
 from batchloom.core.errors import TrainError
-from batchloom.plan.order.timeline import Edit
+from batchloom.plan import Edit
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -105,8 +105,8 @@ PLAN = (
     Mutant(
         "ban-one-sequence-late",
         "plan/order/run_positions.py",
-        "is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))",
-        "is_after_ban = np.repeat(positions > position, np.diff(rows.pointers))",
+        "is_after_ban = np.repeat(positions >= start, np.diff(rows.pointers))",
+        "is_after_ban = np.repeat(positions > start, np.diff(rows.pointers))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
     ),
     # A longer run resumes after the last sequence of a shorter one, in the middle of a step.

@@ -67,9 +67,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     steps = [list_rows(plan.rows(*plan.positions_of(step))) for step in range(plan.steps)]
     rows = [row for step in steps for row in step][: plan.positions]
     counts = count_served(plan, [span for row in rows for span in row])
-    exhausted_sources = [
-        n for n in range(3) if plan.orders.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions
-    ]
+    exhausted_sources = [n for n in range(3) if n in plan.serve_until(plan.positions + 1).exhausted]
     for number, count in enumerate(counts):
         source_epochs = epochs if number == 0 else 1
         assert count.max(initial=0) <= source_epochs

@@ -120,7 +120,7 @@ def test_any_step_is_the_same_read_alone_and_resumed(run, step, order):
     step = min(step, plan.steps)
     resumed = make_plan(run, 3)
     position = resumed.resume(plan.state(plan.positions_of(step)[0]))
-    first, _ = resumed.orders.run_layout.step_at(position)
+    first, _ = resumed.step_at(position)
     assert first == step
     for other_step in range(step, min(plan.steps, step + 5)):
         assert list_rows(resumed.rows(*resumed.positions_of(other_step))) == steps[other_step]

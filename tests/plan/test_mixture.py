@@ -255,7 +255,7 @@ def test_steps_can_be_skipped():
     assert edited.steps == plan.steps - 5
     for step in range(10, edited.steps):
         assert list_rows(edited.rows(*edited.positions_of(step))) == list_rows(plan.rows(*plan.positions_of(step + 5)))
-    assert edited.orders.run_layout.step_at(edited.positions_of(12)[0]) == (12, 0)
+    assert edited.step_at(edited.positions_of(12)[0]) == (12, 0)
 
 
 def test_a_banned_document_is_marked_and_others_stay():
@@ -429,7 +429,7 @@ def compute_period(weights):
     stores = {name: LengthStore([16] * 40, name) for name in weights}
     spec = PlanSpec(seq_len=16, global_batch_size=64, steps=10)
     plan = Plan(Mixture(weights, stores=stores), spec)
-    segment = plan.orders.timeline.segment_at(0)
+    segment, _ = plan.serve_until(1).segments[0]
     names = [plan.names[number] for number in segment.sources]
     return dict(zip(names, segment.schedule.counts, strict=True))
 
@@ -651,7 +651,7 @@ def test_a_thousand_sources_hold_their_shares(sources, lanes):
     names = list(stores)
     spec = PlanSpec(seq_len=16, global_batch_size=512, steps=400, lanes=lanes)
     plan = Plan(Mixture(dict(zip(names, weights.tolist(), strict=True)), stores=stores), spec)
-    segment = plan.orders.timeline.segment_at(0)
+    segment, _ = plan.serve_until(1).segments[0]
     slots = np.array(segment.schedule.counts)
     expected = weights[[names.index(plan.names[n]) for n in segment.sources]] / weights.sum()
     assert np.abs(slots / slots.sum() / expected - 1).max() <= 0.0101

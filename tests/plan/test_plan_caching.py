@@ -129,7 +129,7 @@ def test_a_state_past_the_end_of_an_edited_run_is_resumed():
     plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=2, steps=20))
     plan = plan.edited(Edit(step=9, weights={"a": 2}))
     state = plan.state(plan.positions_of(12)[0])
-    assert plan.orders.timeline.end is not None
+    assert plan.serve_until(state["position"]).has_ended
     assert copy.copy(plan).resume(state) == 24
 
 
@@ -176,7 +176,7 @@ def test_an_edit_moves_no_stage(changes, edit_step):
     )
     plan = Plan(data, PlanSpec(seq_len=16, global_batch_size=4, steps=40))
     edited = plan.edited(Edit(step=edit_step, **changes)).edited(Edit(step=edit_step + 1, ban={"b": [3]}))
-    assert [change.position for change in edited.orders.run_layout.changes] == [0, 80]
+    assert [segment.start for segment in edited.orders.run_layout.list_schedules()] == [0, 80]
     assert [list_step(edited, step) for step in range(40)] == [list_step(plan, step) for step in range(40)]
 
 

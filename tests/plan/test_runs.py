@@ -94,7 +94,7 @@ class Runs(RuleBasedStateMachine):
             self.saved = self.state()
         self.plan = with_journal(self.make_plan(), self.saved)
         position = self.plan.resume(self.saved)
-        self.step, inside = self.plan.orders.run_layout.step_at(position)
+        self.step, inside = self.plan.step_at(position)
         assert not inside
         self.plan = copy.copy(self.plan) if fork else self.plan
         if count:
@@ -137,12 +137,8 @@ class Runs(RuleBasedStateMachine):
         end = plan.positions_of(self.step)[0]
         if not end:
             return
-        plan.orders.timeline.segment_at(end - 1)
         spans = []
-        for segment in plan.orders.timeline.segments():
-            stop = min(plan.orders.timeline.until(segment) or end, end)
-            if segment.position >= stop:
-                continue
+        for segment, stop in plan.serve_until(end).segments:
             rows = plan.rows(segment.position, stop)
             spans += list_spans(rows)
             sources = segment.at(np.arange(segment.position, stop))[0]

@@ -60,7 +60,7 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
     loader.load_state_dict(state)
     state_step = loader.next_step
     if not loader.streamed:
-        state_step = loader.plan.orders.run_layout.step_at(state["position"])[0]
+        state_step = loader.plan.step_at(state["position"])[0]
     if state_step != step:
         raise StateError(
             f"{name} holds the loader state before step {state_step}: it was renamed, or saved with a wrong number "

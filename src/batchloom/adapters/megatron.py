@@ -274,7 +274,7 @@ def resume_from_samples(loader: Loader, consumed: int) -> int:
     number = as_int(consumed)
     if number is None or number < 0:
         raise StateError(f"consumed_samples {quote_value(consumed)} is not a number of sequences.")
-    step, inside = loader.plan.orders.run_layout.step_at(number)
+    step, inside = loader.plan.step_at(number)
     if inside:
         before, after = loader.plan.positions_of(step)
         raise StateError(

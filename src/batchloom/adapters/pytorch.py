@@ -204,7 +204,7 @@ class LoaderIterable(IterableDataset[Batch]):
                 f"The state was taken with {state['workers']} workers, but there are {workers}. Save "
                 "loader.state_at(batch.step + 1) instead: it resumes with any number of workers."
             )
-        self._loaded = self._next = loader.plan.orders.run_layout.step_at(position)[0]
+        self._loaded = self._next = loader.plan.step_at(position)[0]
 
 
 # Modules whose loops request the next batch before they return the current one.

@@ -307,8 +307,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return f"source {name!r} has no weight up to step {last:,}{_describe_later_start(plan, number, end)}"
     total = plan.orders.order(number, eras[0]).sequences
     skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
-    ended = plan.orders.timeline.end is not None and plan.orders.timeline.end <= end
-    later = "The sources end the run" if ended else "Later steps may hold it"
+    later = "The sources end the run" if plan.serve_until(end).has_ended else "Later steps may hold it"
     return (
         f"it is not served up to step {last:,}: until then {name} serves {format_count(served, 'sequence')}, and an "
         f"epoch of it has {total:,}.{skips} {later}"
@@ -317,19 +316,14 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
 
 def _count_served(plan: Plan, number: int, end: int) -> int:
     """Count the sequences of a source before a position."""
-    served_sequences = 0
-    for segment in plan.orders.timeline.segments():
-        if segment.position < end:
-            until = min(plan.orders.timeline.until(segment) or end, end)
-            served_sequences += int((segment.served(until) - segment.bases)[number])
-    return served_sequences
+    return sum(int((segment.served(stop) - segment.bases)[number]) for segment, stop in plan.serve_until(end).segments)
 
 
 def _describe_later_start(plan: Plan, number: int, end: int) -> str:
     """Describe when the source gets a weight, if that is after ``end``."""
-    for change in plan.orders.run_layout.changes:
-        if change.position >= end and plan.names[number] in list_weighted_sources(change.weights, plan.names):
-            return f"; it gets one after {format_count(plan.orders.run_layout.steps_until(change.position), 'step')}"
+    for segment in plan.segments:
+        if segment.start >= end and plan.names[number] in list_weighted_sources(segment.weights, plan.names):
+            return f"; it gets one after {format_count(segment.step, 'step')}"
     return ""
 
 
@@ -453,7 +447,7 @@ def find_serving_steps(
     store = plan.stores[name]
     for document in documents:
         removed = isinstance(store, Store) and bool(mask_removed(store.contents.removed, np.array([document]))[0])
-        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document in numbers]
+        bans = [segment.start for segment in plan.segments if document in segment.bans.get(name, ())]
         locations = find_document_positions(plan, number, document, last) if last >= 0 else []
         if not locations:
             unserved.append(UnservedDocument(name, document, explain_unserved(plan, number, document, last)))

@@ -1,7 +1,7 @@
 """Forecast of a plan: steps, tokens, padding and shares, from lengths alone."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
@@ -340,10 +340,11 @@ def forecast_plan(
         raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
     if (as_int(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {quote_value(world_size)} is not a whole number of at least 1"])
-    for step_range in plan.orders.run_layout.step_ranges:
-        check_world(step_range.size, 0, world_size)
-    plan_copy = copy.copy(plan)
-    is_counted = not plan_copy.orders.run_layout.seq_len_changes and plan_copy.orders.is_counted
+    for segment in plan.segments:
+        check_world(segment.size, 0, world_size)
+    plan_copy = _copy_plan(plan)
+    has_lanes = plan_copy.spec.lanes == plan.spec.lanes
+    is_counted = not plan_copy.segments[-1].era and plan_copy.orders.is_counted
     measures = _measure_sources(plan_copy.orders, most_pools)
     run = _RunSchedule(plan_copy, measures)
     sources = tuple(_forecast_source(run, number) for number in plan_copy.orders.weighted_sources)
@@ -353,7 +354,7 @@ def forecast_plan(
     min_token_slots = run.count_min_token_slots()
     return PlanForecast(
         fingerprint=plan.fingerprint,
-        exact=is_counted or all(m.exact for m in measures.values()),
+        exact=has_lanes and (is_counted or all(m.exact for m in measures.values())),
         exact_tokens=run.exact_tokens,
         assumed=any(source.assumed for source in sources),
         steps=plan_copy.steps,
@@ -386,22 +387,32 @@ def forecast_shares(plan: Plan, first: int, stop: int, *, windows: int) -> tuple
         stop: last step + 1.
         windows: largest number of ranges, of about equal size.
     """
-    orders = copy.copy(plan).orders
-    _measure_sources(orders, _SAMPLED_POOLS)
+    plan = _copy_plan(plan)
+    _measure_sources(plan.orders, _SAMPLED_POOLS)
     bounds = np.unique(np.linspace(first, stop, windows + 1).astype(np.int64)).tolist()
     if len(bounds) < 2:
         return ()
-    orders.timeline.segment_at(max(orders.run_layout.first_position(stop) - 1, 0))
-    return tuple(_count_window(orders, begin, end) for begin, end in pairwise(bounds))
+    return tuple(_count_window(plan, begin, end) for begin, end in pairwise(bounds))
 
 
-def _count_window(orders: SourceOrders, first: int, stop: int) -> ShareWindow:
-    names, timeline = orders.names, orders.timeline
+def _copy_plan(plan: Plan) -> Plan:
+    """Return a copy that can adopt estimates.
+
+    It has no lanes if an edit packs sources again: where it cuts them is estimated to a slot, and those of lanes are
+    large.
+    """
+    if plan.spec.lanes > 1 and plan.segments[-1].era:
+        return Plan(plan.orders.data, replace(plan.spec, lanes=1), plan.edits)
+    return copy.copy(plan)
+
+
+def _count_window(plan: Plan, first: int, stop: int) -> ShareWindow:
+    names = plan.names
     counts, expected, deviations = np.zeros((3, len(names)))
-    for begin, end in _list_position_ranges(orders, first, stop):
-        for segment in timeline.segments():
+    for begin, end in _list_position_ranges(plan, first, stop):
+        for segment, segment_end in plan.serve_until(end).segments:
             start = max(begin, segment.position)
-            until = min(end, *(bound for bound in (timeline.until(segment), timeline.end) if bound is not None), end)
+            until = min(end, segment_end)
             if start >= until:
                 continue
             shares = np.zeros(len(names))
@@ -421,17 +432,13 @@ def _count_window(orders: SourceOrders, first: int, stop: int) -> ShareWindow:
     )
 
 
-def _list_position_ranges(orders: SourceOrders, first: int, stop: int) -> list[tuple[int, int]]:
+def _list_position_ranges(plan: Plan, first: int, stop: int) -> list[tuple[int, int]]:
     """Return the ranges of positions of steps; edits that skip steps leave gaps."""
-    step_ranges = orders.run_layout.step_ranges
-    ends = [*(step_range.step for step_range in step_ranges[1:]), stop]
+    ends = [*(segment.step for segment in plan.segments[1:]), stop]
     return [
-        (
-            step_range.position + (max(first, step_range.step) - step_range.step) * step_range.size,
-            step_range.position + (min(stop, end) - step_range.step) * step_range.size,
-        )
-        for step_range, end in zip(step_ranges, ends, strict=True)
-        if max(first, step_range.step) < min(stop, end)
+        (segment.locate_step(max(first, segment.step)), segment.locate_step(min(stop, end)))
+        for segment, end in zip(plan.segments, ends, strict=True)
+        if max(first, segment.step) < min(stop, end)
     ]
 
 
@@ -448,7 +455,7 @@ def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, i
 
     Measures of earlier packings determine the start of later ones.
     """
-    eras = len(orders.run_layout.seq_len_changes) + 1
+    eras = len(orders.weighted_sources_by_era)
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(most_pools // (len(orders.weighted_sources) * eras), 2)
     statistics: dict[tuple[int, int], EpochStatistics] = {}
@@ -467,16 +474,15 @@ def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, i
 
 
 def _estimate_cut(order: SourceOrder, served: int) -> SourceCut:
-    """Estimate the position of a source, in complete slots left of its epoch.
+    """Estimate the position of a source, in complete pools left of its epoch.
 
-    The number of slots left follows from the number of sequences left, since pools that were only estimated have no
+    The number of pools left follows from the number of sequences left, since pools that were only estimated have no
     known rows.
     """
     epoch = order.find_epoch(served)
     remaining_sequences = order.count_before(epoch + 1) - served
-    slots = len(order.epoch(epoch).slots)
-    remaining_slots = round(remaining_sequences / order.sequences * order.pools.count / order.spec.lanes)
-    return SourceCut(epoch, max(slots - remaining_slots, 0), 0)
+    remaining_pools = round(remaining_sequences / order.sequences * order.pools.count)
+    return SourceCut(epoch, max(order.pools.count - remaining_pools, 0), 0)
 
 
 @final
@@ -488,34 +494,24 @@ class _RunSchedule:
         orders = self.orders
         steps = plan.steps
         last = plan.positions_of(steps - 1)[1] if steps else 0
-        orders.timeline.segment_at(max(last - 1, 0))
         # With last='drop' the remainder is not served, and exhausted sources can end a run inside a step.
-        end = min(plan.positions, last)
-        self.end = end if orders.timeline.end is None else min(end, orders.timeline.end)
-        self.segments: list[tuple[int, int, int, np.ndarray]] = []
-        for segment in orders.timeline.segments():
-            if segment.position >= self.end:
-                break
-            until = min(orders.timeline.until(segment) or self.end, self.end)
-            self.segments.append((segment.position, until, segment.era, segment.served(until) - segment.bases))
+        self.served = plan.serve_until(min(plan.positions, last))
+        self.end = self.served.segments[-1][1] if self.served.segments else 0
+        self.segments: list[tuple[int, int, int, np.ndarray]] = [
+            (segment.position, end, segment.era, segment.served(end) - segment.bases)
+            for segment, end in self.served.segments
+        ]
         self.exact_tokens = (
-            len(orders.run_layout.seq_len_changes) == 0
+            not plan.segments[-1].era
             and plan.spec.lanes == 1
-            and not orders.run_layout.bans
+            and not any(segment.bans for segment in plan.segments)
             and all(m.pool_tokens is not None for m in measures.values())
         )
         self.empty = max(last - self.end, 0)
-        step_ranges = orders.run_layout.step_ranges
-        ends = [*(step_range.step for step_range in step_ranges[1:]), steps]
-        range_sequences = [
-            max(min(end, steps) - step_range.step, 0) * step_range.size
-            for step_range, end in zip(step_ranges, ends, strict=True)
-        ]
-        self.skipped = last - sum(range_sequences)
+        ranges = _list_position_ranges(plan, 0, steps)
+        self.skipped = last - sum(stop - start for start, stop in ranges)
         # Tokens that fit into the sequences of all steps.
-        self.token_slots = sum(
-            sequences * step_range.seq_len for sequences, step_range in zip(range_sequences, step_ranges, strict=True)
-        )
+        self.token_slots = sum((stop - start) * plan.spec_at(plan.step_at(start)[0]).seq_len for start, stop in ranges)
         self.tokens = {number: self._count_tokens(number) for number in orders.weighted_sources}
 
     def count_min_token_slots(self) -> float:
@@ -526,7 +522,7 @@ class _RunSchedule:
                 order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
                 min_token_slots += count * order.spec.seq_len * measure.least / order.sequences
-        empty = self.empty * self.orders.run_layout.range_at(self.end).seq_len
+        empty = self.empty * self.plan.spec_at(self.plan.step_at(self.end)[0]).seq_len
         return (self.token_slots - empty) * min_token_slots / served if served else 0.0
 
     def compute_share(self, number: int) -> float:
@@ -565,7 +561,7 @@ class _RunSchedule:
             part = int(served[number]) / self.orders.order(number, era).sequences
             if done < 1 <= done + part:
                 at = position + (until - position) * (1 - done) / part
-                return self.orders.run_layout.step_at(max(int(np.ceil(at)) - 1, 0))[0]
+                return self.plan.step_at(max(int(np.ceil(at)) - 1, 0))[0]
             done += part
         return None
 
@@ -592,7 +588,7 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
     served, tokens = sum(run.count_sequences(number).values()), run.tokens[number]
     part = run.compute_share(number)
     weight, effective = _compute_initial_shares(run, number)
-    exhausted_position = orders.timeline.exhausted.get(number)
+    exhausted_position = run.served.exhausted.get(number)
     size = store.dtype.itemsize if isinstance(store, Store) else _DEFAULT_TOKEN_BYTES
     return SourceForecast(
         name=name,
@@ -613,7 +609,7 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         through=run.find_full_pass_step(number),
         exhausted=None
         if exhausted_position is None or exhausted_position >= run.end
-        else orders.run_layout.steps_until(exhausted_position),
+        else plan.steps_until(exhausted_position),
         bytes=tokens * size,
         mixing=_measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
@@ -621,17 +617,16 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
 
 def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
     """List the shares of a mixture's sources at each change."""
-    plan, orders = run.plan, run.orders
+    plan = run.plan
     return tuple(
         EffectiveShares(
-            orders.run_layout.steps_until(segment.position),
+            plan.steps_until(segment.position),
             {
                 plan.names[number]: count / segment.schedule.period
                 for number, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
             },
         )
-        for segment in orders.timeline.segments()
-        if segment.position < run.end
+        for segment, _ in run.served.segments
     )
 
 
@@ -640,8 +635,8 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     plan, orders = run.plan, run.orders
     if not isinstance(orders.data, Mixture):
         return None, None
-    weights = orders.shares(orders.run_layout.changes[0].weights)
-    segment = orders.timeline.segments()[0]
+    weights = orders.shares(plan.segments[0].weights)
+    segment, _ = run.served.segments[0]
     sequences_per_period = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     amounts = {}
     for source_number, count in sequences_per_period.items():

@@ -516,7 +516,7 @@ class Meter:
             metrics["perf/imbalance"] = sum(imbalance.actual for imbalance in uneven) / len(uneven)
             metrics["perf/imbalance_in_order"] = sum(imbalance.in_order for imbalance in uneven) / len(uneven)
         source_tokens = np.sum([fact.sources for fact in facts], 0).tolist()
-        if self._loader.plan.orders.run_layout.bans:
+        if any(segment.bans for segment in self._loader.plan.segments):
             metrics["data/banned"] = float(sum(fact.banned for fact in facts))
         for name, own in zip(self._loader.plan.stores, source_tokens, strict=True):
             metrics[f"data/{name}/tokens"] = float(own)

@@ -94,9 +94,7 @@ def when(
     request = PlanRequest(store=store, **settings)
     with print_log():
         plan, saved_position = resolve_plan(request)
-        steps_done = (
-            plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
-        )
+        steps_done = plan.step_at(int(saved_position.state["position"]))[0] if saved_position else None
         if steps_done is not None and (last_done := choose_last_step(plan, steps_done)) is not None:
             query.setdefault("last_step", last_done)
         served, unserved = find_serving_steps(plan, DocumentQuery(**query), world_size)

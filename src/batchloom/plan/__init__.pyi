@@ -8,12 +8,14 @@ from .mixture import (
     list_weighted_sources as list_weighted_sources,
 )
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
+from .order.document_positions import find_document_positions as find_document_positions
+from .order.edits import Edit as Edit
 from .order.lane_plan import (
     LanePlan as LanePlan,
     choose_lane_pool_size as choose_lane_pool_size,
     order_lane_ranges as order_lane_ranges,
 )
-from .order.plan import Plan as Plan, find_document_positions as find_document_positions, with_journal as with_journal
+from .order.plan import Plan as Plan, with_journal as with_journal
 from .order.rank_slices import (
     Mesh as Mesh,
     check_world as check_world,
@@ -24,7 +26,6 @@ from .order.rank_slices import (
     rank_positions as rank_positions,
     slice_indices as slice_indices,
 )
-from .order.timeline import Edit as Edit
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec
 from .packing.pools import Permutation as Permutation, Pools as Pools
 from .packing.strategies import compute_min_sequences as compute_min_sequences, count_sequences as count_sequences

@@ -342,7 +342,7 @@ def check_ranks_agree(run: TrainRun) -> None:
 
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
     """Refuse edits to sequences that are longer than the model takes."""
-    seq_len = max(step_range.seq_len for step_range in plan.orders.run_layout.step_ranges)
+    seq_len = max(segment.seq_len for segment in plan.segments)
     if seq_len > run.settings.seq_len:
         build_blueprint(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
 
@@ -446,15 +446,12 @@ def describe_mixture(plan: Plan, steps: int) -> list[str]:
 
 
 def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
-    orders = plan.orders
-    end = orders.run_layout.first_position(steps)
+    end = plan.positions_of(steps)[0]
     documents = sum(store.lengths.size for store in plan.stores.values())
-    is_exhaustion_known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
-    if is_exhaustion_known:
-        orders.timeline.segment_at(end - 1)
-    segments = [timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < end]
+    is_exhaustion_known = exhausted == "repeat" or plan.orders.is_counted or documents <= _MAX_INLINE_COUNT
+    served = plan.serve_until(end if is_exhaustion_known else 1)
     lines = []
-    for number, segment in enumerate(segments[:MAX_LISTED]):
+    for number, (segment, _) in enumerate(served.segments[:MAX_LISTED]):
         shares = {
             plan.names[source]: count / segment.schedule.period
             for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
@@ -463,25 +460,23 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
         share_list = format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
         lines.append(f"mix    {share_list} of the sequences{since}")
-    if len(segments) > MAX_LISTED:
-        lines.append(f"mix    {len(segments) - MAX_LISTED:,} later changes of the shares are not shown")
+    if len(served.segments) > MAX_LISTED:
+        lines.append(f"mix    {len(served.segments) - MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:
         lines.append(
             f"mix    exhausted={exhausted}: the first source to run out is known once the sequences are counted"
         )
-    exhausted_sources = sorted(
-        (exhausted_at, source) for source, exhausted_at in orders.timeline.exhausted.items() if exhausted_at < end
-    )
+    exhausted_sources = sorted((exhausted_at, source) for source, exhausted_at in served.exhausted.items())
     for exhausted_at, source in exhausted_sources[:MAX_LISTED]:
         consequence = "the run ends" if exhausted == "stop" else "the others take its share"
         lines.append(
             f"mix    {plan.names[source]} is exhausted after {_format_steps(plan, exhausted_at)}: {consequence}"
         )
-    if exhausted == "redistribute" and orders.timeline.end is not None and orders.timeline.end < end:
-        done = _format_steps(plan, orders.timeline.end)
+    if exhausted == "redistribute" and served.has_ended and served.segments[-1][1] < end:
+        done = _format_steps(plan, served.segments[-1][1])
         lines.append(f"mix    all sources are exhausted after {done}, and the run ends")
     return lines
 
 
 def _format_steps(plan: Plan, position: int) -> str:
-    return format_count(plan.orders.run_layout.steps_until(position), "step")
+    return format_count(plan.steps_until(position), "step")

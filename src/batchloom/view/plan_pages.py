@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -209,15 +210,14 @@ def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, st
 
 def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> list[PlanChange]:
     """Return stages, edits and the ends of sources, by step."""
-    layout = plan.orders.run_layout
     edits = [make_journal_entry(edit) for edit in plan.journal]
     edited = {edit.step for edit in edits if "weights" in edit.changes}
     changes = [(edit.step, "edit", edit.describe_changes()) for edit in edits]
-    for change in layout.changes[1:]:
-        step = layout.steps_until(change.position)
-        if step not in edited:
-            weights = plan.orders.shares(change.weights)
-            changes.append((step, "stage", ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())))
+    for previous, segment in pairwise(plan.segments):
+        if segment.schedule != previous.schedule and segment.step not in edited:
+            weights = plan.orders.shares(segment.weights)
+            text = ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())
+            changes.append((segment.step, "stage", text))
     changes += [
         (source.exhausted, "end of a source", f"all epochs of {source.name} are served")
         for source in forecast.sources

@@ -299,7 +299,7 @@ class ViewTarget:
             return RunPlan(None, fault=str(error))
         plan = apply_logged_edits(plan, edits)
         position = int(saved.state["position"]) if saved else 0
-        return RunPlan(plan, plan.orders.run_layout.step_at(position)[0])
+        return RunPlan(plan, plan.step_at(position)[0])
 
     def require_data(self) -> None:
         """Raise InputError if the data of a run are unknown."""

@@ -646,7 +646,7 @@ class Loader:
             check_shares_after_edits(plan, self.spec)
             with self._turn:
                 self._use(plan)
-        step, inside = plan.orders.run_layout.step_at(position)
+        step, inside = plan.step_at(position)
         if inside:
             raise StateError(f"The state's position {position} lies inside step {step}; the state was changed by hand.")
         self._iterations.load(step)
@@ -689,11 +689,11 @@ def check_text_only(loader: Loader, consumer: str) -> None:
 def make_run_share(loader: Loader, first: int = 0) -> RankShare:
     """Return a process's share for frameworks with a fixed number of passes per step."""
     share = loader.share_at(first)
-    for step_range in () if loader.streamed else loader.plan.orders.run_layout.step_ranges:
-        if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
+    for segment in () if loader.streamed else loader.plan.segments:
+        if segment.step > first and (later := loader.share_at(segment.step)).passes != share.passes:
             raise PlanError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
-                f"rows, but after an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on, "
+                f"rows, but after an edit {later.passes} of {later.micro_batch_size} from step {segment.step} on, "
                 "so the optimizer would step at the wrong passes. Leave global_batch_size out of the edits, or "
                 "micro_batch_size out of the Loader: then each step is one pass."
             )

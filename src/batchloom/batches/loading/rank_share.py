@@ -190,8 +190,8 @@ def as_step(step: object) -> int:
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
-    for step_range in plan.orders.run_layout.step_ranges:
-        make_rank_share(plan.spec_at(step_range.step), spec)
+    for segment in plan.segments:
+        make_rank_share(plan.spec_at(segment.step), spec)
 
 
 def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:

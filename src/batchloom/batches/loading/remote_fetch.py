@@ -54,8 +54,8 @@ class RemotePrefetcher:
     ) -> None:
         self._stores, self._blocks = stores, get_block_sizes(plan)
         self._select_rows, self._count_tokens = select_rows, count_tokens
-        # First step of each range of steps of equal size.
-        self._range_starts = [step_range.step for step_range in plan.orders.run_layout.step_ranges]
+        # Steps between two of these have an equal size.
+        self._range_starts = [segment.step for segment in plan.segments]
         readers = [(store.reader, store.dtype.itemsize) for store in stores if isinstance(store.reader, RemoteSubset)]
         self._limit = min(reader.cache_limit for reader, _ in readers)
         self._itemsize = max(reader.bytes_a_token for reader, _ in readers)

@@ -323,7 +323,7 @@ def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: 
     position = plan.resume(state)
     if not missing_documents:
         return plan, position
-    return ban_missing_documents(plan, missing_documents, plan.orders.run_layout.step_at(position)[0]), position
+    return ban_missing_documents(plan, missing_documents, plan.step_at(position)[0]), position
 
 
 def check_media(

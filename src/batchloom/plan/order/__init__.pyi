@@ -1,4 +1,5 @@
 from .assumed_lengths import AssumedStore as AssumedStore
+from .edits import refuse_past_end as refuse_past_end
 from .lane_plan import (
     FIRST_POOL as FIRST_POOL,
     LANES_VERSION as LANES_VERSION,
@@ -28,4 +29,3 @@ from .rank_slices import (
 )
 from .source_order import SourceCut as SourceCut, SourceOrder as SourceOrder
 from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders
-from .timeline import refuse_past_end as refuse_past_end

@@ -19,11 +19,12 @@ from batchloom.core.fingerprint import derive_key, fingerprint
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
 from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan import check_state, describe_other_settings, wrap_state_errors
 from batchloom.plan.order.rank_slices import WHOLE, RowPart, check_rank, format_near_divisors, list_divisors
+from batchloom.plan.order.segments import RunLayout, Segment
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
-from batchloom.plan.order.timeline import Edit, StepRange, build_run_layout
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import Permutation
 from batchloom.plan.packing.rows import Rows, fit_lengths, join_rows, pack_rows, reorder_rows, slice_rows
@@ -255,8 +256,7 @@ class LaneOrders:
 
     def __init__(self, data: PlanStore, spec: PlanSpec, bounds: NDArray[np.int64]) -> None:
         self.data, self.spec, self.bounds = data, spec, bounds
-        first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
-        self.run_layout = build_run_layout({SOURCE: 1.0}, first, (), ())
+        self.run_layout = RunLayout((Segment(0, 0, spec.global_batch_size, spec.seq_len, {SOURCE: 1.0}),))
         self.lanes = [_LaneOrder(self, lane) for lane in range(spec.lanes)]
         self.lock = RLock()
 
@@ -351,6 +351,15 @@ class LanePlan:
     def fingerprint(self) -> str:
         """Fingerprint of the order, 32 hex digits."""
         return fingerprint(self.identity)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The only segment of the run."""
+        return self.orders.run_layout.segments
+
+    def step_at(self, position: int) -> tuple[int, int]:
+        """Return the step that holds a position, and its row."""
+        return divmod(position, self.spec.global_batch_size)
 
     def spec_at(self, _step: int) -> PlanSpec:
         """Return the settings at a step."""

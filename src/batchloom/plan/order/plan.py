@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, final
-
-import numpy as np
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import to_plain
 from batchloom.plan.mixture import Mixture, PlanStore, list_weighted_sources
+from batchloom.plan.order.edits import Edit, edit_to_plain
 from batchloom.plan.order.rank_slices import WHOLE, RowPart
 from batchloom.plan.order.run_positions import RunPositions
-from batchloom.plan.order.source_order import REMAINDER, Cursor, SourceCut, SourceOrder
+from batchloom.plan.order.segments import Segment
+from batchloom.plan.order.source_order import REMAINDER, Cursor, SourceCut
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.order.timeline import Edit, TimelineSegment, edit_to_plain
+from batchloom.plan.order.timeline import ServedRun, ServedSegment
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import ExcludedDocuments
 from batchloom.plan.packing.rows import Rows
@@ -162,7 +162,7 @@ def _find_window_start(run: RunPositions, position: int, end: int | None) -> int
     return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
-def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: int) -> dict[str, Any]:
+def _collect_cursors(orders: SourceOrders, segment: ServedSegment, position: int) -> dict[str, Any]:
     """Return the start of the slot of each source's next sequence."""
     served = segment.served(position)
     return {
@@ -409,13 +409,13 @@ class Plan:
         if self.spec.steps is not None:
             if not self.run.may_run_out:
                 return self.spec.steps
-            timeline, course = self.orders.timeline, self.orders.run_layout
-            timeline.segment_at(course.first_position(self.spec.steps) - 1)
+            timeline = self.orders.timeline
+            timeline.segment_at(self.orders.run_layout.first_position(self.spec.steps) - 1)
             if timeline.end is None:
                 return self.spec.steps
-            step, inside = course.step_at(timeline.end)
+            step, inside = self.step_at(timeline.end)
             return min(self.spec.steps, step + (inside > 0 and self.spec.last == "fill"))
-        step, inside = self.orders.run_layout.step_at(self.positions)
+        step, inside = self.step_at(self.positions)
         return step + (inside > 0 and self.spec.last == "fill")
 
     def has_step(self, step: int) -> bool:
@@ -434,16 +434,44 @@ class Plan:
         """
         if not self.edits:
             return self.spec
-        step_range = self.orders.run_layout.range_of_step(step)
-        if (step_range.size, step_range.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
+        segment = self.orders.run_layout.segment_of_step(step)
+        if (segment.size, segment.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
             return self.spec
-        return replace(self.spec, global_batch_size=step_range.size, seq_len=step_range.seq_len)
+        return replace(self.spec, global_batch_size=segment.size, seq_len=segment.seq_len)
 
     def positions_of(self, step: int) -> tuple[int, int]:
         """Return the first and last + 1 position of a step."""
-        step_range = self.orders.run_layout.range_of_step(step)
-        first = step_range.position + (step - step_range.step) * step_range.size
-        return first, first + step_range.size
+        segment = self.orders.run_layout.segment_of_step(step)
+        first = segment.locate_step(step)
+        return first, first + segment.size
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Segments of the run between stages and edits, in order."""
+        return self.orders.run_layout.segments
+
+    def step_at(self, position: int) -> tuple[int, int]:
+        """Return the step and row of a position; the next step for a skipped one."""
+        return self.orders.run_layout.step_at(position)
+
+    def steps_until(self, position: int) -> int:
+        """Return the number of steps that begin before a position."""
+        return self.orders.run_layout.steps_until(position)
+
+    def serve_until(self, end: int) -> ServedRun:
+        """Return what serves the positions before ``end``.
+
+        Where sources can be exhausted before it, their pools may be counted.
+        """
+        timeline = self.orders.timeline
+        with self.orders.lock:
+            timeline.segment_at(max(end - 1, 0))
+            has_ended = timeline.end is not None and timeline.end <= end
+            stop = min(end, timeline.end) if timeline.end is not None else end
+            segments = [segment for segment in timeline.segments() if segment.position < stop]
+            exhausted = {number: position for number, position in timeline.exhausted.items() if position < end}
+        ends = [*(segment.position for segment in segments[1:]), stop]
+        return ServedRun(list(zip(segments, ends, strict=True)) if segments else [], exhausted, has_ended)
 
     def rows(self, start: int, stop: int, part: RowPart = WHOLE) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``.
@@ -571,108 +599,3 @@ def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
         f"{fields} does not match its fingerprint. Use the journal as it was saved; append a new edit instead "
         "(loader.edit, batchloom edit)."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentPosition:
-    """Sequence that holds a document."""
-
-    step: int
-    row: int
-    position: int
-    epoch: int
-
-
-def find_document_positions(plan: Plan, number: int, document: int, last_step: int) -> list[DocumentPosition]:
-    """Return all sequences up to a step that hold a document, sorted by position.
-
-    Past and future steps are included. Pools of the source that are not counted yet are counted.
-    """
-    last = min(last_step, plan.steps - 1)
-    end = plan.positions_of(last)[1]
-    # Grouping by length may serve a row at any position of its window, so the search includes the full window.
-    end = min(plan.run.window(end - 1)[1], plan.positions)
-    plan.orders.timeline.segment_at(max(end - 1, 0))
-    segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
-    document_positions: list[DocumentPosition] = []
-    for era in sorted({segment.era for segment in segments}):
-        era_segments = [segment for segment in segments if segment.era == era]
-        document_positions += _find_in_era(plan, era_segments, (number, document), end)
-    document_positions = [position for position in document_positions if position.step <= last]
-    return sorted(document_positions, key=lambda position: position.position)
-
-
-def _find_in_era(
-    plan: Plan, segments: list[TimelineSegment], source_document: tuple[int, int], end: int
-) -> list[DocumentPosition]:
-    number, document = source_document
-    order = plan.orders.order(number, segments[0].era)
-    if not order.is_counted:
-        order.count_all()
-    epoch, epochs = order.begin.epoch, plan.orders.epoch_limit(number)
-    sequences = []
-    if order.remainder is not None and (epochs is None or epoch < epochs):
-        sequences += [(index, epoch) for index in _find_rows_with(order.remainder, document)]
-    last = segments[-1]
-    until = min(plan.orders.timeline.until(last) or end, end)
-    served = int(last.served(max(until, last.position))[number])
-    while (epochs is None or epoch < epochs) and served > order.count_before(epoch):
-        sequences += [(index, epoch) for index in _find_indices(order, document, epoch)]
-        epoch += 1
-    document_positions = [
-        position
-        for index, epoch_number in sequences
-        if (position := _locate_sequence(plan, segments, (number, index), epoch_number))
-    ]
-    document_positions = [entry for entry in document_positions if entry.position < end]
-    return _group_by_length(plan, document_positions) if plan.spec.group_by_length else document_positions
-
-
-def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> list[DocumentPosition]:
-    """Map sequences to the positions where they are served after length grouping."""
-    with plan.orders.lock:
-        positions = [plan.run.find_served_position(entry.position) for entry in document_positions]
-    return [
-        DocumentPosition(*plan.orders.run_layout.step_at(position), position, entry.epoch)
-        for position, entry in zip(positions, document_positions, strict=True)
-    ]
-
-
-def _locate_sequence(
-    plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int], epoch: int
-) -> DocumentPosition | None:
-    """Return the position that serves a sequence; None if skipped or retired."""
-    number, index = sequence
-    for segment in reversed(segments):
-        position = segment.find_position(number, index)
-        if position is None:
-            continue
-        until = plan.orders.timeline.until(segment)
-        if until is not None and position >= until:
-            return None
-        step, row = plan.orders.run_layout.step_at(position)
-        first, stop = plan.positions_of(step)
-        # A position that an edit skipped belongs to no step.
-        return DocumentPosition(step, row, position, epoch) if first + row == position < stop else None
-    return None
-
-
-def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[int]:
-    """Return the sequences of an epoch that hold a document."""
-    pool = order.pools.find_pool(document)
-    slots, ends = order.epoch(epoch)
-    slot, lane = (int(index[0]) for index in np.nonzero(slots == pool))
-    if ends is None or (epoch, slot) < order.begin[:2]:
-        return []
-    earlier = order.count_before(epoch) + (int(ends[slot - 1]) if slot else 0)
-    before = max(earlier, order.begin.before if epoch == order.begin.epoch else 0)
-    lanes, rows = order.list_slot(Cursor(epoch, slot, before))
-    found_rows = _find_rows_with(order.get_pool_rows(pool, epoch), document)
-    indices: list[int] = (before + np.flatnonzero((lanes == lane) & np.isin(rows, found_rows))).tolist()
-    return indices
-
-
-def _find_rows_with(rows: Rows, document: int) -> list[int]:
-    spans = np.flatnonzero(rows.documents == document)
-    numbers: list[int] = np.unique(rows.pointers.searchsorted(spans, side="right") - 1).tolist()
-    return numbers

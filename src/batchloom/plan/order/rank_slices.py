@@ -190,7 +190,7 @@ WHOLE = RowPart()
 
 
 def find_lane_part(lanes: int, rows: int, rank: int, world_size: int) -> RowPart | None:
-    """Return the rows of a rank in a step of a plan with lanes; None for contiguous rows.
+    """Return the rows of a rank in a step with lanes; None for contiguous ones.
 
     A rank has the rows of some lanes, or several neighbouring ranks share those of one lane.
     """

@@ -19,7 +19,7 @@ from batchloom.plan.mixture import Mixture
 from batchloom.plan.order.rank_slices import WHOLE, RowPart
 from batchloom.plan.order.source_order import SequenceLocation
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.order.timeline import ServedSegment
 from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, set_source, slice_rows
 
 # Each source costs some microseconds per window, so with several sources a window exceeds the request.
@@ -52,20 +52,27 @@ class RunPositions:
         self._cached_windows: dict[RowPart, tuple[int, int, Rows]] = {}
         # Order and rows of a length-group window by its first position.
         self._grouped_windows: dict[int, tuple[Ints, Rows]] = {}
-        # Document numbers of each ban of the run layout, by the ban's number.
-        self._banned_documents: dict[int, NDArray[np.int64]] = {}
+        # First position, source and documents, ascending, of each ban.
+        self._bans = [
+            (segment.start, orders.names.index(name), np.array(numbers, np.int64))
+            for segment in orders.run_layout.segments
+            for name, numbers in segment.bans.items()
+            if numbers
+        ]
         self._era = 0
 
     @cached_property
     def end(self) -> int:
         """Number of positions of the run's steps that carry data."""
-        spec, course, timeline = self.orders.spec, self.orders.run_layout, self.orders.timeline
+        spec = self.orders.spec
+        layout = self.orders.run_layout
+        timeline = self.orders.timeline
         if spec.steps is not None:
-            return course.first_position(spec.steps)
+            return layout.first_position(spec.steps)
         if isinstance(self.orders.data, Mixture):
             return timeline.find_end()
         epochs = spec.epochs or 1
-        timeline.segment_at(max((position for position, _ in course.seq_len_changes), default=0))
+        timeline.segment_at(max(segments[0].start for segments in layout.list_eras()))
         for segment in timeline.segments():
             order, until = self.orders.order(0, segment.era), timeline.until(segment)
             if until is not None and order.surely_has(int(segment.served(until)[0]), epochs):
@@ -108,9 +115,9 @@ class RunPositions:
         steps = self.orders.spec.group_by_length
         if not steps:
             return position, position + 1
-        step_range = self.orders.run_layout.range_at(position)
-        size = steps * step_range.size
-        start = position - (position - step_range.position) % size
+        segment = self.orders.run_layout.segment_at(position)
+        size = steps * segment.size
+        start = position - (position - segment.start) % size
         stop = start + size
         if self.orders.spec.steps is not None:
             # The last window of a run ends with the run.
@@ -118,9 +125,9 @@ class RunPositions:
             start, stop = (start, min(stop, end)) if position < end else (max(start, end), stop)
         return start, stop
 
-    def segments_in(self, start: int, stop: int) -> list[tuple[TimelineSegment | None, int, int]]:
+    def segments_in(self, start: int, stop: int) -> list[tuple[ServedSegment | None, int, int]]:
         """Split positions at timeline segments; the segment is None past the end."""
-        parts: list[tuple[TimelineSegment | None, int, int]] = []
+        parts: list[tuple[ServedSegment | None, int, int]] = []
         while start < stop:
             segment = self.orders.timeline.segment_at(start)
             until = stop if segment is None else self.orders.timeline.until(segment) or stop
@@ -164,7 +171,7 @@ class RunPositions:
         # Each row has one span, its document. Rows past the end of the run have none.
         count = len(rows.lengths)
         key = derive_key(self.orders.spec.seed, "", "grouped steps", -1, begin)
-        size = self.orders.run_layout.range_at(begin).size
+        size = self.orders.run_layout.segment_at(begin).size
         order = np.arange(stop - begin)
         order[:count] = order_by_length(rows.lengths, size, key)
         grouped_window = (order, reorder_rows(rows, order))
@@ -211,9 +218,9 @@ class RunPositions:
 
     def _find_window_end(self, start: int, stop: int) -> int:
         end = max(stop, start + _WINDOW_ROWS)
-        for position, _ in self.orders.run_layout.seq_len_changes:
-            if stop <= position < end:
-                end = position
+        for segments in self.orders.run_layout.list_eras()[1:]:
+            if stop <= segments[0].start < end:
+                end = segments[0].start
         if self.orders.spec.steps is not None:
             end = max(min(end, self.end), stop)
         return end
@@ -234,7 +241,7 @@ class RunPositions:
             row_slices.append(self._mark_banned(segment_rows, positions))
         return join_rows(row_slices, len(all_positions))
 
-    def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
+    def _gather_rows(self, segment: ServedSegment, positions: NDArray[np.int64]) -> Rows:
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
             epochs = self.orders.spec.epochs or 1
@@ -253,15 +260,11 @@ class RunPositions:
         return reorder_rows(join_rows(source_rows, len(order)), inverse_order)
 
     def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
-        for number, (position, name, numbers) in enumerate(self.orders.run_layout.bans):
-            if not numbers or not len(positions) or positions[-1] < position:
+        for start, number, banned_documents in self._bans:
+            if not len(positions) or positions[-1] < start:
                 continue
-            # A ban may list a million documents in ascending order, so its array is not rebuilt for each step.
-            if number not in self._banned_documents:
-                self._banned_documents[number] = np.array(numbers, np.int64)
-            banned_documents = self._banned_documents[number]
-            is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))
-            is_after_ban &= rows.sources == self.orders.names.index(name)
+            is_after_ban = np.repeat(positions >= start, np.diff(rows.pointers))
+            is_after_ban &= rows.sources == number
             nearest = np.minimum(banned_documents.searchsorted(rows.documents), len(banned_documents) - 1)
             is_banned = is_after_ban & (banned_documents[nearest] == rows.documents)
             if is_banned.any():

@@ -1,9 +1,10 @@
 """Endless order of one source: the row of each of its sequences.
 
 An epoch takes the pools of the source in its own order, and serves all sequences of a pool before the next. With K
-lanes, pool k belongs to lane k mod K, and an epoch takes the next pool of each lane at once: they form a slot. Sequence
-i is the next one of the pool of lane i mod K, so that a reader of every K-th sequence reads one pool in K. Where that
-pool has no sequence left, the surplus of the others follows, pool by pool.
+lanes, pool k belongs to lane k mod K, and an epoch takes the next pools of all lanes at once: they form a slot.
+Sequence i is the next one of lane i mod K, so that a reader of every K-th sequence reads one pool in K. When the pools
+of a lane in the slot have no sequence left, the surplus of the other lanes follows, lane by lane. A slot has several
+pools per lane because a surplus is read twice: its documents are fetched in blocks, which the own lane reads, too.
 """
 
 from bisect import bisect_right
@@ -23,6 +24,9 @@ _MAX_CACHED_EPOCHS = 2
 _MAX_CACHED_ANCHORS = 1024
 # Slot of the sequences that were packed again after an edit. They precede all slots.
 REMAINDER = -1
+# Pools of a lane in a slot, and of all lanes: they are counted before the first sequence of the slot.
+_LANE_POOLS = 16
+_MAX_SLOT_POOLS = 1024
 
 
 class Cursor(NamedTuple):
@@ -53,7 +57,7 @@ class SourceCut(NamedTuple):
 class Epoch(NamedTuple):
     """One epoch of a source."""
 
-    slots: Ints  # pool of each lane in each slot, -1 for none, int64 [slots, lanes]
+    slots: Ints  # pools of each lane in each slot, -1 for none, int64 [slots, lanes, pools of a lane]
     ends: Ints | None  # served sequences at the end of each slot, int64 [slots]; None before all pools are counted
 
 
@@ -65,24 +69,28 @@ class PoolCountCache(NamedTuple):
     anchors: tuple[Cursor, ...]
 
 
-def interleave(counts: Ints, before: int) -> tuple[Ints, Ints]:
-    """Return the lane and the row of each sequence of a slot, int64 [sequences].
+def interleave(counts: Ints, before: int, numbers: Ints) -> tuple[Ints, Ints]:
+    """Return the lane of each sequence of a slot, and its number there, int64 [N].
 
     Args:
-        counts: sequences of the pool of each lane, int64 [lanes].
+        counts: sequences of each lane in the slot, int64 [lanes].
         before: sequences of the source before the slot.
+        numbers: numbers of the sequences in the slot, int64 [N].
     """
-    number, lane_count = np.arange(int(counts.sum())), len(counts)
-    lanes = (before + number) % lane_count
-    rows = number // lane_count
-    turns = np.bincount(lanes, minlength=lane_count)
-    surplus = np.maximum(counts - turns, 0)
-    surplus_lanes = np.repeat(np.arange(lane_count), surplus)
-    earlier_surplus = np.cumsum(surplus) - surplus
-    surplus_rows = np.arange(len(surplus_lanes)) - earlier_surplus[surplus_lanes] + turns[surplus_lanes]
-    is_missing = rows >= counts[lanes]
-    lanes[is_missing] = surplus_lanes
-    rows[is_missing] = surplus_rows
+    lane_count = len(counts)
+    lanes = (before + numbers) % lane_count
+    rows = numbers // lane_count
+    missing = np.flatnonzero(rows >= counts[lanes])
+    if missing.size:
+        firsts = (np.arange(lane_count) - before) % lane_count
+        turns = np.maximum(0, -(-(int(counts.sum()) - firsts) // lane_count))
+        earlier_turns = np.maximum(0, -(-(numbers[missing, None] - firsts) // lane_count))
+        # Turns without a sequence take the surplus in their order.
+        index = np.maximum(earlier_turns - counts, 0).sum(axis=1)
+        surplus_ends = np.cumsum(np.maximum(counts - turns, 0))
+        owners = surplus_ends.searchsorted(index, side="right")
+        lanes[missing] = owners
+        rows[missing] = index - surplus_ends[owners] + counts[owners]
     return lanes, rows
 
 
@@ -266,19 +274,25 @@ class SourceOrder:
         order = self.pools.order(epoch)
         lanes = self.spec.lanes
         if lanes == 1:
-            return order[:, None]
-        slots = np.full((-(-len(order) // lanes), lanes), -1, np.int64)
+            return order[:, None, None]
+        lane_pools = min(max(_MAX_SLOT_POOLS // lanes, 1), _LANE_POOLS)
+        count = -(-len(order) // (lanes * lane_pools))
+        slots = np.full((lanes, count * lane_pools), -1, np.int64)
         for lane in range(lanes):
             pools = order[order % lanes == lane]
-            slots[: len(pools), lane] = pools
-        return slots
+            slots[lane, : len(pools)] = pools
+        return slots.reshape(lanes, count, lane_pools).swapaxes(0, 1)
 
     def _compute_ends(self, epoch: int, slots: Ints) -> Ints:
-        counts = np.where(slots >= 0, self.counts[slots], 0).sum(axis=1)
+        counts = self._get_counts(slots).sum(axis=(1, 2))
         if epoch == self.begin.epoch:
             counts[: self.begin.slot] = 0
             return np.cumsum(counts) + self.begin.before
         return np.cumsum(counts)
+
+    def _get_counts(self, pools: Ints) -> Ints:
+        """Return the sequences of counted pools, 0 for none."""
+        return np.where(pools >= 0, self.counts[pools], 0)
 
     def find(self, index: int, epochs: int | None = None) -> SequenceLocation | None:
         """Return the location of a sequence; None past ``epochs``.
@@ -346,9 +360,9 @@ class SourceOrder:
         return location.cursor if location is not None and location.cursor.slot != REMAINDER else self.begin
 
     def _count_slot(self, pools: Ints, epoch: int, *, is_next: bool) -> int:
-        if is_next and len(pools) == 1:
+        if is_next and pools.size == 1:
             # A lookup of the first sequence of a pool is followed by reading it, so the pool is packed only once.
-            return len(self.get_pool_rows(int(pools[0]), epoch))
+            return len(self.get_pool_rows(int(pools[0, 0]), epoch))
         return sum(self._count(pool) for pool in pools[pools >= 0].tolist())
 
     def _count(self, pool: int) -> int:
@@ -395,27 +409,33 @@ class SourceOrder:
             if self.remainder is None:
                 raise AssertionError("remaining sequences exist only after a cut")
             return _take_rows(self.remainder, numbers)
-        pools = self.epoch(cursor.epoch).slots[cursor.slot]
-        if len(pools) == 1:
-            return _take_rows(self.get_pool_rows(int(pools[0]), cursor.epoch), numbers)
-        slot_lanes, slot_rows = self.list_slot(cursor)
-        lanes = slot_lanes[numbers]
-        rows = slot_rows[numbers]
-        # Rows are taken lane by lane, and then put back into their order.
-        order = np.argsort(lanes, kind="stable")
-        lane_rows = [
-            reorder_rows(self.get_pool_rows(int(pools[lane]), cursor.epoch), rows[lanes == lane])
-            for lane in np.unique(lanes).tolist()
+        slot_pools = self.epoch(cursor.epoch).slots[cursor.slot]
+        if slot_pools.size == 1:
+            return _take_rows(self.get_pool_rows(int(slot_pools[0, 0]), cursor.epoch), numbers)
+        pools, rows = self.locate(cursor, numbers)
+        # Rows are taken pool by pool, and then put back into their order.
+        order = np.argsort(pools, kind="stable")
+        pool_rows = [
+            reorder_rows(self.get_pool_rows(pool, cursor.epoch), rows[pools == pool])
+            for pool in np.unique(pools).tolist()
         ]
         inverse_order = np.empty(len(order), np.int64)
         inverse_order[order] = np.arange(len(order))
-        return reorder_rows(join_rows(lane_rows, len(order)), inverse_order)
+        return reorder_rows(join_rows(pool_rows, len(order)), inverse_order)
 
-    def list_slot(self, cursor: Cursor) -> tuple[Ints, Ints]:
-        """Return the lane and the row in its pool of each sequence of a slot."""
-        pools = self.epoch(cursor.epoch).slots[cursor.slot].tolist()
-        counts = [self._count(pool) if pool >= 0 else 0 for pool in pools]
-        return interleave(np.array(counts, np.int64), cursor.before)
+    def locate(self, cursor: Cursor, numbers: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return the pool of each sequence of a counted slot, and its row there.
+
+        ``numbers`` are those of the sequences in the slot, int64 [N]; None for all.
+        """
+        pools = self.epoch(cursor.epoch).slots[cursor.slot]
+        counts = self._get_counts(pools)
+        if numbers is None:
+            numbers = np.arange(int(counts.sum()))
+        lanes, lane_rows = interleave(counts.sum(axis=1), cursor.before, numbers)
+        ends = np.cumsum(counts, axis=1)
+        index = (ends[lanes] <= lane_rows[:, None]).sum(axis=1)
+        return pools[lanes, index], lane_rows - (ends - counts)[lanes, index]
 
     def get_pool_rows(self, pool: int, epoch: int) -> Rows:
         """Return all rows of a pool in the order of an epoch."""

@@ -20,8 +20,10 @@ from batchloom.plan.mixture import (
     list_weighted_sources,
     measure_source,
 )
+from batchloom.plan.order.edits import Edit, check_run
+from batchloom.plan.order.segments import Segment, build_run_layout
 from batchloom.plan.order.source_order import REMAINDER, Cursor, PoolCountCache, SourceCut, SourceOrder
-from batchloom.plan.order.timeline import Edit, StepRange, Timeline, build_run_layout, check_run
+from batchloom.plan.order.timeline import Timeline
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
 from batchloom.plan.packing.rows import repack_rows
@@ -82,8 +84,8 @@ class SourceOrders:
         spec: the settings of the order, with the pool size chosen.
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
-        run_layout: run layout: positions at which edits and stages change weights, sizes and lengths.
-        timeline: source and lane of each position.
+        run_layout: segments between stages and edits.
+        timeline: source and index of each position.
         source_cuts: cuts of sources at edits of ``seq_len``, by era and source number.
         lock: lock of all lazily computed values. Callers outside ``plan`` need it only to exclude other threads.
     """
@@ -113,11 +115,11 @@ class SourceOrders:
             # Eras after the first depend on the edits.
             caches = previous_orders.copy_caches(every_era=self._continues(previous_orders))
             self._count_caches, self._source_statistics, self.source_cuts = caches
-        first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
-        self.run_layout = build_run_layout(weights, first, mixture.stages if mixture else (), self.edits)
+        first = Segment(0, 0, spec.global_batch_size, spec.seq_len, weights)
+        self.run_layout = build_run_layout(first, mixture.stages if mixture else (), self.edits)
         self._check_stages()
-        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.run_layout.seq_len_changes))
+        self._eras = self.run_layout.list_eras()
         self._check_lengths()
         self.timeline = Timeline(
             self.run_layout,
@@ -168,11 +170,11 @@ class SourceOrders:
     def _check_stages(self) -> None:
         """Refuse stages that begin inside a length-group window."""
         steps = self.spec.group_by_length
-        for change in self.run_layout.changes if steps else ():
-            step, _ = self.run_layout.step_at(change.position)
-            if step % steps:
+        for segment in self.run_layout.segments if steps else ():
+            if segment.step % steps:
                 raise PlanError(
-                    f"A stage of the mixture begins at step {step:,}, which is {describe_window_conflict(step, steps)}"
+                    f"A stage of the mixture begins at step {segment.step:,}, which is "
+                    f"{describe_window_conflict(segment.step, steps)}"
                 )
 
     def _check_lengths(self) -> None:
@@ -194,9 +196,8 @@ class SourceOrders:
 
     def _check_weights(self) -> None:
         """Refuse later weights that cannot be met; the timeline checked the first ones."""
-        eras = enumerate(self.run_layout.weights_by_era())
-        for era, weights in [(era, stage_weights) for era, era_weights in eras for stage_weights in era_weights][1:]:
-            self._slots(weights, frozenset(), era)
+        for segment in self.run_layout.list_schedules()[1:]:
+            self._slots(segment.weights, frozenset(), segment.era)
 
     @property
     def store(self) -> PlanStore:
@@ -220,7 +221,7 @@ class SourceOrders:
         source_spec = self.source_spec(number)
         return replace(
             self.spec,
-            seq_len=self._seq_lens[era],
+            seq_len=self._eras[era][0].seq_len,
             seed=self.spec.seed if source_spec.seed is None else source_spec.seed,
             overlong=source_spec.overlong or self.spec.overlong,
         )
@@ -272,7 +273,7 @@ class SourceOrders:
 
     def count_served(self, number: int, era: int) -> int:
         """Count the sequences that a source serves in an era, which is not the last."""
-        position = self.run_layout.seq_len_changes[era][0]
+        position = self._eras[era + 1][0].start
         if position:
             # Stop before the cut, because whether a source is exhausted after it depends on the cut.
             self.timeline.segment_at(position - 1)
@@ -296,8 +297,10 @@ class SourceOrders:
     def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the sources that have a weight in each era."""
         eras = []
-        for era_weights in self.run_layout.weights_by_era():
-            source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in era_weights))
+        schedules = self.run_layout.list_schedules()
+        for era in range(len(self._eras)):
+            all_weights = [segment.weights for segment in schedules if segment.era == era]
+            source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in all_weights))
             eras.append(tuple(n for n, name in enumerate(self.names) if name in source_names))
         return tuple(eras)
 
@@ -395,4 +398,4 @@ class SourceOrders:
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts all pools first."""
         _ = self.store  # raises for a mixture
-        return self.order(0, len(self._seq_lens) - 1).sequences
+        return self.order(0, len(self._eras) - 1).sequences
