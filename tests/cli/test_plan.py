@@ -250,7 +250,8 @@ def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, epoch_s
     plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
     forecast = forecast_plan(plan)
     assert not forecast.exact
-    assert forecast.steps == pytest.approx(plan.steps, rel=0.02)
+    # With lanes the rest of a slot of many pools is packed at once, and so better than pool by pool.
+    assert forecast.steps == pytest.approx(plan.steps, rel=0.02 if lanes == 1 else 0.05)
     assert [source.epochs for source in forecast.sources] == pytest.approx([1, 1], abs=0.02)
 
 
