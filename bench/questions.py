@@ -95,7 +95,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
         "one core",
         flush=True,
     )
-    counts = plan.orders.order(0).count_all()
+    counts = plan.orders.order(0).counts.count_all()
     state = plan.state(plan.positions_of(plan.steps // 3)[0])
     steps = plan.steps
     del plan
@@ -104,7 +104,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
     def fresh() -> Plan:
         dropped(path)
         new = Plan(OnDisk(path, tokens), spec)
-        new.orders.order(0).adopt(counts)
+        new.orders.order(0).counts.adopt(counts)
         return new
 
     questions: dict[str, Callable[[Plan, int], object]] = {
@@ -127,7 +127,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
             # Use the same pages, but nothing that the plan has cached.
             question(plan, place)
             again = Plan(plan.orders.store, spec)
-            again.orders.order(0).adopt(counts)
+            again.orders.order(0).counts.adopt(counts)
             warm.append(timed(partial(question, again, place)))
         del plan, again
         told(name, cold, warm)

@@ -176,9 +176,9 @@ def adopt(plan: Plan, era: int) -> None:
     """Adopt the table of sources whose pools all pack alike."""
     for number in range(len(plan.names)):
         order = plan.orders.order(number, era)
-        if not order.is_counted:
+        if not order.counts.is_complete:
             one = order.pools.count_sequences(0)
-            order.adopt(np.full(order.pools.count, one))
+            order.counts.adopt(np.full(order.pools.count, one))
 
 
 def ranks_rows(plan: Plan, step: int, rank: int, world: int) -> tuple:

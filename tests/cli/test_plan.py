@@ -115,7 +115,7 @@ def count_steps_with_source(mixture, name, spec):
     plan = Plan(replace(mixture, exhausted="repeat"), replace(spec, steps=200))
     rows, number = plan.rows(0, 200), plan.names.index(name)
     turns = np.flatnonzero(rows.sources[rows.pointers[:-1]] == number)
-    turn = int(turns[plan.orders.order(number).sequences])
+    turn = int(turns[plan.orders.order(number).counts.sequences])
     return next(step for step in range(201) if step * spec.global_batch_size >= turn)
 
 
@@ -246,7 +246,7 @@ def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, epoch_s
     }
     mixture = Mixture({"a": 1, "b": 4}, stores=assumed_stores, exhausted="redistribute")
     spec = PlanSpec(seq_len=256, global_batch_size=64, lanes=lanes, pool_size=128)
-    step = int(epoch_share * Plan(mixture, spec).orders.order(0).sequences * 5) // 64
+    step = int(epoch_share * Plan(mixture, spec).orders.order(0).counts.sequences * 5) // 64
     plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
     forecast = forecast_plan(plan)
     assert not forecast.exact

@@ -83,7 +83,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, dat
 def test_any_position_is_the_same_however_it_is_reached(layers, spec, data):
     spec = PlanSpec(**spec)
     walked, counted, resumed, adopted = (Plan(LayeredStore(layers), spec) for _ in range(4))
-    adopted.orders.order(0).adopt(counted.orders.order(0).count_all())
+    adopted.orders.order(0).counts.adopt(counted.orders.order(0).counts.count_all())
     position = data.draw(st.integers(0, counted.positions - 1))
     state = json.loads(json.dumps(walked.state(position)))
     assert resumed.resume(state) == position

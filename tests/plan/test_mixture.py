@@ -306,7 +306,7 @@ def test_exhausted_sources(exhausted, a, b, epochs, seed):
     )
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, seed=seed)
     plan = Plan(mixture, spec)
-    counts = [plan.orders.order(0).sequences * epochs, plan.orders.order(1).sequences]
+    counts = [plan.orders.order(0).counts.sequences * epochs, plan.orders.order(1).counts.sequences]
     rows = plan.rows(0, plan.positions + 8)
     sources = rows.sources[rows.pointers[:-1][np.diff(rows.pointers) > 0]]
     served = np.bincount(sources, minlength=2).tolist()

@@ -233,9 +233,9 @@ def test_a_state_carries_its_pool():
     plan = Plan(source, spec)
     assert plan.resume(state) == 1000
     plan.rows(1000, 1040)
-    assert (plan.orders.order(0).counts >= 0).sum() < 20
+    assert (plan.orders.order(0).counts.by_pool >= 0).sum() < 20
     plan.state(1004)
-    assert (plan.orders.order(0).counts >= 0).sum() < 20
+    assert (plan.orders.order(0).counts.by_pool >= 0).sum() < 20
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended():
@@ -253,11 +253,11 @@ def test_a_table_of_another_plan_is_refused_when_it_contradicts():
     plan = Plan(LengthStore([3] * 100), spec)
     for difference in (2, -2):
         other_plan = Plan(LengthStore([3] * 100), spec)
-        other_plan.orders.order(0).adopt(plan.orders.order(0).count_all() + difference)
+        other_plan.orders.order(0).counts.adopt(plan.orders.order(0).counts.count_all() + difference)
         with pytest.raises(PlanError, match="belongs to another plan"):
             other_plan.rows(0, 50)
     with pytest.raises(PlanError, match="and this plan has"):
-        plan.orders.order(0).adopt(np.ones(3, np.int64))
+        plan.orders.order(0).counts.adopt(np.ones(3, np.int64))
 
 
 def test_the_table_identity_depends_on_what_counts_depend_on():

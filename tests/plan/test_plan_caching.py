@@ -89,8 +89,7 @@ def test_pools_of_unread_lanes_are_not_cached():
     )
     for step in range(200):
         plan.rows(*plan.positions_of(step), RowPart(1, 8))
-    cached_rows = [rows for lane in plan.orders.order(0)._cached_rows.values() for rows in lane.values()]
-    assert len(cached_rows) <= 2
+    assert plan.orders.order(0).pool_rows.count_cached() <= 2
 
 
 @given(

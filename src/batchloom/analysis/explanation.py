@@ -305,7 +305,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     served = _count_served(plan, number, end)
     if not served:
         return f"source {name!r} has no weight up to step {last:,}{_describe_later_start(plan, number, end)}"
-    total = plan.orders.order(number, eras[0]).sequences
+    total = plan.orders.order(number, eras[0]).counts.sequences
     skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
     later = "The sources end the run" if plan.serve_until(end).has_ended else "Later steps may hold it"
     return (

@@ -87,7 +87,7 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
         members = pools.members(pool)
         fitted = pools.fit_members(members)
         aligned_lengths = align_lengths(fitted, spec.align)
-        sequence_count = int(order.counts[pool])
+        sequence_count = int(order.counts.by_pool[pool])
         sequences[index] = (
             sequence_count if sequence_count >= 0 else count_sequences(aligned_lengths, spec.seq_len, spec.packing)
         )
@@ -126,9 +126,9 @@ def _adopt_sequence_counts(order: SourceOrder, statistics: EpochStatistics) -> N
     With counts of a sample, the source answers every question about positions approximately, and cannot serve
     sequences.
     """
-    if order.is_counted:
+    if order.counts.is_complete:
         return
-    counts = order.counts.copy()
+    counts = order.counts.by_pool.copy()
     if statistics.exact:
         counts[statistics.packed_pools] = statistics.pool_sequences
     else:
@@ -136,7 +136,7 @@ def _adopt_sequence_counts(order: SourceOrder, statistics: EpochStatistics) -> N
         mean = statistics.sequences / len(counts)
         ends = np.rint(np.arange(1, len(counts) + 1) * mean).astype(np.int64)
         counts = np.where(counts < 0, np.diff(ends, prepend=0), counts)
-    order.adopt(counts)
+    order.counts.adopt(counts)
 
 
 def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
@@ -155,7 +155,7 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
     pools, spec = order.pools, order.spec
     block = pools.blocks[0]
     pool = pools.count // 2
-    if order.counts[pool] > _LARGE_POOL:
+    if order.counts.by_pool[pool] > _LARGE_POOL:
         return None
     rows = pools.rows(pool, 0)
     size = min(max(round(step_rows), 1), max(len(rows), 1))
@@ -166,7 +166,7 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
     more = step_rows / size
     # Single documents are anywhere in an epoch, so the mean distance of two is a third of it.
     alone = spec.shuffle and block == 1
-    apart = order.sequences / 3 if alone else _mean_row_distance(rows, block if spec.shuffle else 0)
+    apart = order.counts.sequences / 3 if alone else _mean_row_distance(rows, block if spec.shuffle else 0)
     return MixingMeasure(
         block=block if spec.shuffle else pools.documents,
         pool=min(spec.pool_size, pools.documents),
@@ -481,7 +481,7 @@ def _estimate_cut(order: SourceOrder, served: int) -> SourceCut:
     """
     epoch = order.find_epoch(served)
     remaining_sequences = order.count_before(epoch + 1) - served
-    remaining_pools = round(remaining_sequences / order.sequences * order.pools.count)
+    remaining_pools = round(remaining_sequences / order.counts.sequences * order.pools.count)
     return SourceCut(epoch, max(order.pools.count - remaining_pools, 0), 0)
 
 
@@ -521,7 +521,7 @@ class _RunSchedule:
             for era, count in self.count_sequences(number).items():
                 order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
-                min_token_slots += count * order.spec.seq_len * measure.least / order.sequences
+                min_token_slots += count * order.spec.seq_len * measure.least / order.counts.sequences
         empty = self.empty * self.plan.spec_at(self.plan.step_at(self.end)[0]).seq_len
         return (self.token_slots - empty) * min_token_slots / served if served else 0.0
 
@@ -547,7 +547,7 @@ class _RunSchedule:
             if self.exact_tokens and measure.pool_tokens is not None:
                 served_tokens += _count_served_tokens(order, measure.pool_tokens, count)
             else:
-                served_tokens += count * measure.tokens / order.sequences
+                served_tokens += count * measure.tokens / order.counts.sequences
         # Edits skip sequences of all sources in proportion.
         served_share = 1 - self.skipped / self.end if self.end else 1.0
         return round(served_tokens * served_share) if self.skipped else round(served_tokens)
@@ -558,7 +558,7 @@ class _RunSchedule:
         for position, until, era, served in self.segments:
             if not served[number]:
                 continue
-            part = int(served[number]) / self.orders.order(number, era).sequences
+            part = int(served[number]) / self.orders.order(number, era).counts.sequences
             if done < 1 <= done + part:
                 at = position + (until - position) * (1 - done) / part
                 return self.plan.step_at(max(int(np.ceil(at)) - 1, 0))[0]
@@ -568,9 +568,9 @@ class _RunSchedule:
 
 def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
     """Count the tokens of the first ``count`` sequences of a counted source."""
-    epochs, remainder = divmod(count, order.sequences)
+    epochs, remainder = divmod(count, order.counts.sequences)
     pool_order = order.pools.order(epochs)
-    ends = np.cumsum(order.counts[pool_order])
+    ends = np.cumsum(order.counts.by_pool[pool_order])
     slot = int(ends.searchsorted(remainder, side="right"))
     served_tokens = epochs * int(pool_tokens.sum()) + int(pool_tokens[pool_order[:slot]].sum())
     partial_sequences = remainder - (int(ends[slot - 1]) if slot else 0)
@@ -595,9 +595,11 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         assumed=isinstance(store, AssumedStore),
         documents=order.pools.served_documents,
         tokens=store.tokens,
-        sequences_per_epoch=order.sequences,
+        sequences_per_epoch=order.counts.sequences,
         sequences=served,
-        epochs=sum(count / orders.order(number, era).sequences for era, count in run.count_sequences(number).items()),
+        epochs=sum(
+            count / orders.order(number, era).counts.sequences for era, count in run.count_sequences(number).items()
+        ),
         tokens_served=tokens,
         split=round(measure.split),
         dropped=round(measure.dropped),
@@ -642,9 +644,9 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     for source_number, count in sequences_per_period.items():
         order, measure = orders.order(source_number), run.measures[0, source_number]
         amounts_per_sequence = {
-            "tokens": measure.tokens / order.sequences,
-            "documents": order.pools.served_documents / order.sequences,
-            "epochs": 1 / order.sequences,
+            "tokens": measure.tokens / order.counts.sequences,
+            "documents": order.pools.served_documents / order.counts.sequences,
+            "epochs": 1 / order.counts.sequences,
         }
         amounts[source_number] = count * amounts_per_sequence[orders.data.unit]
     total = sum(amounts.values())

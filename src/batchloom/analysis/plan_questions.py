@@ -574,10 +574,10 @@ def adopt_tables(plan: Plan) -> bool:
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
         orders = [plan.orders.order(number, era) for number in numbers]
         for order in orders:
-            if not order.is_counted and isinstance(order.store, Store):
+            if not order.counts.is_complete and isinstance(order.store, Store):
                 load_table(order)
         # The position at which an edit packs again follows from the counts before it.
-        if not all(order.is_counted for order in orders):
+        if not all(order.counts.is_complete for order in orders):
             return False
     return True
 
@@ -590,10 +590,10 @@ def ensure_tables(plan: Plan) -> None:
     for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
         for number in numbers:
             order = plan.orders.order(number, era)
-            if order.is_counted:
+            if order.counts.is_complete:
                 continue
             if order.pools.count <= MAX_INLINE_POOLS or not isinstance(order.store, Store):
-                order.count_all()
+                order.counts.count_all()
             else:
                 wait_for_table(order)
 

@@ -57,7 +57,7 @@ def list_table_folders(store: Store) -> list[Path]:
 
 def load_tables(plan: Plan) -> None:
     for order in plan.orders.latest():
-        if not order.is_counted:
+        if not order.counts.is_complete:
             load_table(order)
 
 
@@ -74,7 +74,7 @@ def load_table(order: SourceOrder) -> bool:
         if counts is None:
             make_data_logger(store).warning("%s is damaged; it is counted again.", path)
             continue
-        order.adopt(counts)
+        order.counts.adopt(counts)
         return True
     return False
 
@@ -84,7 +84,7 @@ def write_table(order: SourceOrder, progress: Callable[[int, int], None] | None 
     lengths = order.store.lengths
     if isinstance(lengths, StoreLengths):
         lengths.read_through()
-    data = _encode_counts(order.count_all(progress))
+    data = _encode_counts(order.counts.count_all(progress))
     reasons = []
     for folder in list_table_folders(get_open_store(order)):
         path = folder / make_table_name(order)
@@ -115,7 +115,7 @@ def wait_for_tables(plan: Plan) -> None:
         # Pools after a change of seq_len can be counted when those before it are known.
         for order in plan.orders.latest():
             if order.pools.count <= MAX_INLINE_POOLS:
-                order.count_all()
+                order.counts.count_all()
             else:
                 wait_for_table(order)
 
@@ -131,7 +131,7 @@ def wait_for_table(order: SourceOrder) -> None:
             log.info("Counting sequences for the length of the run: %d of %d pools%s.", done, pools, source_suffix)
 
     source_suffix = "" if order.name == SOURCE else f" of {order.name}"
-    while not order.is_counted and not load_table(order):
+    while not order.counts.is_complete and not load_table(order):
         with lock_table(order) as has_lock:
             if has_lock and not load_table(order):
                 write_table(order, report_progress)
@@ -190,7 +190,7 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
 def start_counting_once_per_node(plan: Plan) -> None:
     """Start counting the pools of a running plan, in one process of the node."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-    large = any(order.pools.count > MAX_INLINE_POOLS and not order.is_counted for order in plan.orders.latest())
+    large = any(order.pools.count > MAX_INLINE_POOLS and not order.counts.is_complete for order in plan.orders.latest())
     if local == "0" and large:
         start_counting_process(plan)
 
@@ -208,7 +208,7 @@ def start_counting_process(plan: Plan) -> "subprocess.Popen[bytes]":
     )
     requests = []
     for order in plan.orders.latest():
-        if not order.is_counted:
+        if not order.counts.is_complete:
             store = get_open_store(order)
             requests.append(
                 {

@@ -46,8 +46,8 @@ def find_document_positions(plan: Plan, number: int, document: int, last_step: i
 
 def _find_sequences(plan: Plan, order: SourceOrder, served: int, document: int) -> list[tuple[int, int]]:
     """Return index and epoch of the served sequences that hold a document."""
-    if not order.is_counted:
-        order.count_all()
+    if not order.counts.is_complete:
+        order.counts.count_all()
     epoch = order.begin.epoch
     sequences = []
     if order.remainder is not None:
@@ -89,7 +89,7 @@ def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[int]:
     earlier = order.count_before(epoch) + (int(ends[slot - 1]) if slot else 0)
     before = max(earlier, order.begin.before if epoch == order.begin.epoch else 0)
     pools, rows = order.locate(Cursor(epoch, slot, before))
-    found_rows = _find_rows_with(order.get_pool_rows(pool, epoch), document)
+    found_rows = _find_rows_with(order.pool_rows.get(pool, epoch), document)
     indices: list[int] = (before + np.flatnonzero((pools == pool) & np.isin(rows, found_rows))).tolist()
     return indices
 

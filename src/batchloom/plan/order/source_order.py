@@ -9,13 +9,12 @@ pools per lane because a surplus is read twice: its documents are fetched in blo
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from batchloom.core.errors import PlanError
 from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order.pool_counts import PoolCounts, PoolRows
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import Pools
 from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, slice_rows
@@ -61,14 +60,6 @@ class Epoch(NamedTuple):
     ends: Ints | None  # served sequences at the end of each slot, int64 [slots]; None before all pools are counted
 
 
-class PoolCountCache(NamedTuple):
-    """Known counts of an order: sequences per pool, their total, and starts of slots."""
-
-    counts: Ints
-    total: int
-    anchors: tuple[Cursor, ...]
-
-
 def interleave(counts: Ints, before: int, numbers: Ints) -> tuple[Ints, Ints]:
     """Return the lane of each sequence of a slot, and its number there, int64 [N].
 
@@ -108,10 +99,9 @@ class SourceOrder:
 
     Attributes:
         pools: pools of the source.
-        counts: sequences of each pool, -1 if unknown, int64 [pools].
-        total: sum of ``counts``, or -1 if unknown.
+        counts: sequences of each pool.
+        pool_rows: rows of the latest pools.
         anchors: starts of known slots, by the sequences before them.
-        max_cached_pools: pools of each lane whose rows are cached; the caller lowers it for many sources.
     """
 
     def __init__(
@@ -131,74 +121,16 @@ class SourceOrder:
         self.remainder = remainder
         self.begin = begin
         self.served_tokens = served_tokens
-        self.max_cached_pools = 4 if spec.lanes == 1 else 2
-        self.counts = np.full(self.pools.count, -1, np.int64)
-        self.total = -1
+        self.counts = PoolCounts(self.pools, spec.seq_len)
+        self.pool_rows = PoolRows(self.counts, spec.lanes)
         self.anchors = [begin]
         self._latest: tuple[int, SequenceLocation] | None = None
-        # The cache is per lane, so that a reader of some lanes does not cache pools of the others.
-        self._cached_rows: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
 
-    @property
-    def is_counted(self) -> bool:
-        """True if the number of sequences of every pool is known."""
-        return self.total >= 0
-
-    @property
-    def count_cache(self) -> PoolCountCache:
-        """Copy of the known counts, for another order of the same source and spec."""
-        # Read the total first: it is set after all counts, and another thread may be counting.
-        total = self.total
-        return PoolCountCache(self.counts.copy(), total, tuple(self.anchors))
-
-    def load_count_cache(self, count_cache: PoolCountCache) -> None:
-        """Load the counts of another order of the same source and spec."""
-        self.counts = count_cache.counts
-        self.total = count_cache.total
-        self.anchors = list(count_cache.anchors)
-
-    def forget_rows(self) -> None:
-        """Drop the cached rows; they are rebuilt on demand."""
-        self._cached_rows.clear()
-
-    def adopt(self, counts: Ints) -> None:
-        """Set the number of sequences of every pool from a cached table."""
-        counted_pools = self.counts >= 0
-        if counts.shape != self.counts.shape or (counts[counted_pools] != self.counts[counted_pools]).any():
-            raise PlanError(
-                f"The cached table has {counts.size} pools and this plan has {self.pools.count}. Delete the table; "
-                "it will be made again."
-            )
-        self.counts = counts.astype(np.int64)
-        self.total = self._compute_total()
-
-    def count_all(self, progress: Callable[[int, int], None] | None = None) -> Ints:
-        """Return the sequences of every pool; ``progress`` gets (pools counted, pools)."""
-        for pool in range(self.pools.count):
-            if self.counts[pool] < 0:
-                self.counts[pool] = self.pools.count_sequences(pool)
-            if progress:
-                progress(pool + 1, self.pools.count)
-        self.total = self._compute_total()
-        return self.counts.copy()
-
-    def _compute_total(self) -> int:
-        total = int(self.counts.sum())
-        if not total:
-            raise PlanError(
-                f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than seq_len "
-                f"{self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split' (not for documents "
-                "with images or audio)."
-            )
-        return total
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of one epoch; counts all pools first if necessary."""
-        if self.total < 0:
-            self.count_all()
-        return self.total
+    def copy_counts(self, known: "SourceOrder") -> None:
+        """Take over the counts of another order of the same source and spec."""
+        self.counts.copy_from(known.counts)
+        self.anchors = list(known.anchors)
 
     @property
     def table_identity(self) -> dict[str, Any]:
@@ -222,17 +154,15 @@ class SourceOrder:
         """Count the sequences from ``begin`` to an epoch; counts all pools."""
         if epoch <= self.begin.epoch:
             return 0
-        total = self.sequences
-        return self._count_first_epoch() + (epoch - self.begin.epoch - 1) * total
-
-    def _count_first_epoch(self) -> int:
+        total = self.counts.sequences
         ends = self.epoch(self.begin.epoch).ends
-        return int(ends[-1]) if ends is not None and ends.size else self.begin.before
+        first = int(ends[-1]) if ends is not None and ends.size else self.begin.before
+        return first + (epoch - self.begin.epoch - 1) * total
 
     def find_epoch(self, index: int) -> int:
         """Return the epoch of a sequence; counts all pools first."""
         first = self.count_before(self.begin.epoch + 1)
-        return self.begin.epoch + (0 if index < first else 1 + (index - first) // self.total)
+        return self.begin.epoch + (0 if index < first else 1 + (index - first) // self.counts.sequences)
 
     def surely_has(self, sequences: int, epochs: int) -> bool:
         """Return whether the first ``epochs`` have this many sequences.
@@ -251,20 +181,20 @@ class SourceOrder:
         passes = np.full(self.pools.count, epochs - self.begin.epoch - 1)
         first_slots = self.epoch(self.begin.epoch).slots[self.begin.slot :]
         passes[first_slots[first_slots >= 0]] += 1
-        is_counted = self.counts > 0
-        sequence_count = self.begin.before + int((self.counts[is_counted] * passes[is_counted]).sum())
-        for pool in np.flatnonzero((self.counts < 0) & (passes > 0)).tolist():
+        counts = self.counts.by_pool
+        sequence_count = self.begin.before + int((np.maximum(counts, 0) * passes).sum())
+        for pool in np.flatnonzero((counts < 0) & (passes > 0)).tolist():
             if sequence_count >= target_count:
                 break
-            sequence_count += self._count(pool) * int(passes[pool])
+            sequence_count += self.counts.count(pool) * int(passes[pool])
         return sequence_count
 
     def epoch(self, epoch: int) -> Epoch:
         """Return the slots and sequence counts of an epoch."""
         known = self._epochs.pop(epoch, None)
-        if known is None or (known.ends is None and self.is_counted):
+        if known is None or (known.ends is None and self.counts.is_complete):
             slots = self._list_slots(epoch)
-            known = Epoch(slots, self._compute_ends(epoch, slots) if self.is_counted else None)
+            known = Epoch(slots, self._compute_ends(epoch, slots) if self.counts.is_complete else None)
         self._epochs[epoch] = known
         while len(self._epochs) > _MAX_CACHED_EPOCHS:
             self._epochs.popitem(last=False)
@@ -284,15 +214,11 @@ class SourceOrder:
         return slots.reshape(lanes, count, lane_pools).swapaxes(0, 1)
 
     def _compute_ends(self, epoch: int, slots: Ints) -> Ints:
-        counts = self._get_counts(slots).sum(axis=(1, 2))
+        counts = self.counts.get(slots).sum(axis=(1, 2))
         if epoch == self.begin.epoch:
             counts[: self.begin.slot] = 0
             return np.cumsum(counts) + self.begin.before
         return np.cumsum(counts)
-
-    def _get_counts(self, pools: Ints) -> Ints:
-        """Return the sequences of counted pools, 0 for none."""
-        return np.where(pools >= 0, self.counts[pools], 0)
 
     def find(self, index: int, epochs: int | None = None) -> SequenceLocation | None:
         """Return the location of a sequence; None past ``epochs``.
@@ -311,7 +237,7 @@ class SourceOrder:
                 Cursor(self.begin.epoch, REMAINDER, 0), index, self.begin.before - index
             )
         else:
-            location = (self._search if self.is_counted else self._walk)(index, epochs)
+            location = (self._search if self.counts.is_complete else self._walk)(index, epochs)
         if location is not None:
             self._latest = (index, location)
         return location
@@ -332,7 +258,7 @@ class SourceOrder:
     def _walk(self, index: int, epochs: int | None) -> SequenceLocation | None:
         """Find a sequence from the nearest known slot; count the pools in between."""
         cursor = self.anchors[max(bisect_right(self.anchors, index, key=lambda anchor: anchor.before) - 1, 0)]
-        while not self.is_counted:
+        while not self.counts.is_complete:
             if epochs is not None and cursor.epoch >= epochs:
                 return None
             slots = self.epoch(cursor.epoch).slots
@@ -362,18 +288,8 @@ class SourceOrder:
     def _count_slot(self, pools: Ints, epoch: int, *, is_next: bool) -> int:
         if is_next and pools.size == 1:
             # A lookup of the first sequence of a pool is followed by reading it, so the pool is packed only once.
-            return len(self.get_pool_rows(int(pools[0, 0]), epoch))
-        return sum(self._count(pool) for pool in pools[pools >= 0].tolist())
-
-    def _count(self, pool: int) -> int:
-        if self.counts[pool] < 0:
-            self._set_count(pool, self.pools.count_sequences(pool))
-        return int(self.counts[pool])
-
-    def _set_count(self, pool: int, count: int) -> None:
-        self.counts[pool] = count
-        if (self.counts >= 0).all():
-            self.total = self._compute_total()
+            return len(self.pool_rows.get(int(pools[0, 0]), epoch))
+        return sum(self.counts.count(pool) for pool in pools[pools >= 0].tolist())
 
     def rows(self, indices: Ints, epochs: int | None = None) -> list[Rows]:
         """Return the rows of sequences, ascending int64 [N], by slot.
@@ -411,12 +327,12 @@ class SourceOrder:
             return _take_rows(self.remainder, numbers)
         slot_pools = self.epoch(cursor.epoch).slots[cursor.slot]
         if slot_pools.size == 1:
-            return _take_rows(self.get_pool_rows(int(slot_pools[0, 0]), cursor.epoch), numbers)
+            return _take_rows(self.pool_rows.get(int(slot_pools[0, 0]), cursor.epoch), numbers)
         pools, rows = self.locate(cursor, numbers)
         # Rows are taken pool by pool, and then put back into their order.
         order = np.argsort(pools, kind="stable")
         pool_rows = [
-            reorder_rows(self.get_pool_rows(pool, cursor.epoch), rows[pools == pool])
+            reorder_rows(self.pool_rows.get(pool, cursor.epoch), rows[pools == pool])
             for pool in np.unique(pools).tolist()
         ]
         inverse_order = np.empty(len(order), np.int64)
@@ -429,36 +345,13 @@ class SourceOrder:
         ``numbers`` are those of the sequences in the slot, int64 [N]; None for all.
         """
         pools = self.epoch(cursor.epoch).slots[cursor.slot]
-        counts = self._get_counts(pools)
+        counts = self.counts.get(pools)
         if numbers is None:
             numbers = np.arange(int(counts.sum()))
         lanes, lane_rows = interleave(counts.sum(axis=1), cursor.before, numbers)
         ends = np.cumsum(counts, axis=1)
         index = (ends[lanes] <= lane_rows[:, None]).sum(axis=1)
         return pools[lanes, index], lane_rows - (ends - counts)[lanes, index]
-
-    def get_pool_rows(self, pool: int, epoch: int) -> Rows:
-        """Return all rows of a pool in the order of an epoch."""
-        lane_cache = self._cached_rows.setdefault(pool % self.spec.lanes, OrderedDict())
-        rows = lane_cache.pop((epoch, pool), None)
-        if rows is None:
-            # A small source returns to the same pool often, so its rows are reordered instead of repacked.
-            cached_key = next((cache_key for cache_key in lane_cache if cache_key[1] == pool), None)
-            if cached_key is not None:
-                rows = self.pools.rebuild_rows(lane_cache[cached_key], pool, cached_key[0], epoch)
-            else:
-                rows = self.pools.rows(pool, epoch)
-            if self.counts[pool] < 0:
-                self._set_count(pool, len(rows))
-            elif self.counts[pool] != len(rows):
-                raise PlanError(
-                    f"Pool {pool} packs into {len(rows)} sequences, and the cached table says {self.counts[pool]}: "
-                    "it belongs to another plan, or the store has changed. Delete the table; it will be made again."
-                )
-        lane_cache[epoch, pool] = rows
-        while len(lane_cache) > self.max_cached_pools:
-            lane_cache.popitem(last=False)
-        return rows
 
 
 def _take_rows(rows: Rows, numbers: Ints) -> Rows:

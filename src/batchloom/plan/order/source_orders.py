@@ -22,7 +22,7 @@ from batchloom.plan.mixture import (
 )
 from batchloom.plan.order.edits import Edit, check_run
 from batchloom.plan.order.segments import Segment, build_run_layout
-from batchloom.plan.order.source_order import REMAINDER, Cursor, PoolCountCache, SourceCut, SourceOrder
+from batchloom.plan.order.source_order import REMAINDER, Cursor, SourceCut, SourceOrder
 from batchloom.plan.order.timeline import Timeline
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
@@ -108,13 +108,13 @@ class SourceOrders:
         self.lock = threading.RLock()
         self._orders: dict[_Key, SourceOrder] = {}
         # Caches of other orders of the same data. An entry is dropped once the order exists here.
-        self._count_caches: dict[_Key, PoolCountCache] = {}
+        self._known_orders: dict[_Key, SourceOrder] = {}
         self._source_statistics: dict[_Key, SourceStatistics] = {}
         self.source_cuts: dict[_Key, SourceCut] = {}
         if previous_orders is not None:
             # Eras after the first depend on the edits.
             caches = previous_orders.copy_caches(every_era=self._continues(previous_orders))
-            self._count_caches, self._source_statistics, self.source_cuts = caches
+            self._known_orders, self._source_statistics, self.source_cuts = caches
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
         first = Segment(0, 0, spec.global_batch_size, spec.seq_len, weights)
         self.run_layout = build_run_layout(first, mixture.stages if mixture else (), self.edits)
@@ -147,12 +147,12 @@ class SourceOrders:
 
     def copy_caches(
         self, *, every_era: bool
-    ) -> tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut]]:
+    ) -> tuple[dict[_Key, SourceOrder], dict[_Key, SourceStatistics], dict[_Key, SourceCut]]:
         """Return counts, source statistics and cuts, of all eras or of the first."""
         # Iterate over a copy, because another thread may add an order meanwhile.
-        counts = self._count_caches | {key: order.count_cache for key, order in list(self._orders.items())}
+        orders = self._known_orders | dict(list(self._orders.items()))
         return (
-            {key: count_cache for key, count_cache in counts.items() if every_era or not key[0]},
+            {key: order for key, order in orders.items() if every_era or not key[0]},
             {key: statistics for key, statistics in list(self._source_statistics.items()) if every_era or not key[0]},
             dict(self.source_cuts) if every_era else {},
         )
@@ -243,11 +243,11 @@ class SourceOrders:
             previous_order = self.order(number, era - 1)
             source_cut = self.get_source_cut(number, era)
             order = continue_after_cut(previous_order, spec, source_cut, self.count_served(number, era - 1))
-        count_cache = self._count_caches.pop((era, number), None)
-        if count_cache is not None:
-            order.load_count_cache(count_cache)
+        known_order = self._known_orders.pop((era, number), None)
+        if known_order is not None:
+            order.copy_counts(known_order)
         if len(self.names) > 1:
-            order.max_cached_pools = 2
+            order.pool_rows.limit = 2
         return order
 
     def latest(self) -> list[SourceOrder]:
@@ -259,7 +259,7 @@ class SourceOrders:
         orders: dict[int, SourceOrder] = {}
         for era, numbers in enumerate(self.weighted_sources_by_era):
             has_all_cuts = all((era, number) in self.source_cuts for number in numbers)
-            if era and not has_all_cuts and not all(order.is_counted for order in orders.values()):
+            if era and not has_all_cuts and not all(order.counts.is_complete for order in orders.values()):
                 break
             orders |= {number: self.order(number, era) for number in numbers}
         return list(orders.values())
@@ -286,7 +286,7 @@ class SourceOrders:
         """Drop the cached rows of eras before ``era``."""
         for (earlier, _), order in self._orders.items():
             if earlier < era:
-                order.forget_rows()
+                order.pool_rows.clear()
 
     @cached_property
     def weighted_sources(self) -> tuple[int, ...]:
@@ -376,7 +376,7 @@ class SourceOrders:
     @property
     def is_counted(self) -> bool:
         """True if the number of sequences of every pool is known."""
-        return all(order.is_counted for order in self.latest())
+        return all(order.counts.is_complete for order in self.latest())
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Count the sequences of every pool that has not been counted."""
@@ -388,7 +388,7 @@ class SourceOrders:
                 if progress:
                     progress(done + pools_counted, pools)
 
-            order.count_all(report_progress)
+            order.counts.count_all(report_progress)
             done += order.pools.count
         if not self.is_counted:
             # The start of a later era is known now, so its pools can be counted.
@@ -398,4 +398,4 @@ class SourceOrders:
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts all pools first."""
         _ = self.store  # raises for a mixture
-        return self.order(0, len(self._eras) - 1).sequences
+        return self.order(0, len(self._eras) - 1).counts.sequences
