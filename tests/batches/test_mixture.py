@@ -303,13 +303,13 @@ def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog)
     with caplog.at_level(logging.WARNING, "batchloom"):
         loader = build_loader(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
         list(loader)
-    assert loader.plan.orders.source_spec(1) == SourceSpec(overlong="drop")
-    assert loader.plan.orders.source_spec(0) == SourceSpec()
+    assert loader.plan.orders.shares.get_source_spec(1) == SourceSpec(overlong="drop")
+    assert loader.plan.orders.shares.get_source_spec(0) == SourceSpec()
     long = sum(len(document) > SEQ_LEN for document in make_documents(4, 60))
     assert f"leaves {long} of 60 documents" in caplog.text
     assert "of 'chat'" in caplog.text
     split_loader = build_loader(Mixture({"chat": 1}, stores={"chat": chats}), overlong="split")
-    assert split_loader.plan.orders.source_spec(0) == SourceSpec()
+    assert split_loader.plan.orders.shares.get_source_spec(0) == SourceSpec()
 
 
 def mark_conversations(manifest):

@@ -637,7 +637,7 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     plan, orders = run.plan, run.orders
     if not isinstance(orders.data, Mixture):
         return None, None
-    weights = orders.shares(plan.segments[0].weights)
+    weights = orders.shares.compute(plan.segments[0].weights)
     segment, _ = run.served.segments[0]
     sequences_per_period = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     amounts = {}

@@ -215,7 +215,7 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
     changes = [(edit.step, "edit", edit.describe_changes()) for edit in edits]
     for previous, segment in pairwise(plan.segments):
         if segment.schedule != previous.schedule and segment.step not in edited:
-            weights = plan.orders.shares(segment.weights)
+            weights = plan.orders.shares.compute(segment.weights)
             text = ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())
             changes.append((segment.step, "stage", text))
     changes += [

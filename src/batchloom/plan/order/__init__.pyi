@@ -28,4 +28,5 @@ from .rank_slices import (
     sort_by_cost as sort_by_cost,
 )
 from .source_order import SourceCut as SourceCut, SourceOrder as SourceOrder
-from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders
+from .source_orders import SourceOrders as SourceOrders
+from .source_shares import SOURCE as SOURCE

@@ -55,7 +55,7 @@ def _find_sequences(plan: Plan, order: SourceOrder, served: int, document: int) 
     while served > order.count_before(epoch):
         sequences += [(index, epoch) for index in _find_indices(order, document, epoch)]
         epoch += 1
-    epochs = plan.orders.epoch_limit(plan.names.index(order.name))
+    epochs = plan.orders.shares.get_epoch_limit(plan.names.index(order.name))
     return [(index, epoch) for index, epoch in sequences if index < served and (epochs is None or epoch < epochs)]
 
 

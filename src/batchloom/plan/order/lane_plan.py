@@ -24,7 +24,7 @@ from batchloom.plan.order.plan import check_state, describe_other_settings, wrap
 from batchloom.plan.order.rank_slices import WHOLE, RowPart, check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.segments import RunLayout, Segment
 from batchloom.plan.order.source_order import SourceOrder
-from batchloom.plan.order.source_orders import SOURCE
+from batchloom.plan.order.source_shares import SOURCE
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import Permutation
 from batchloom.plan.packing.rows import Rows, fit_lengths, join_rows, pack_rows, reorder_rows, slice_rows

@@ -94,7 +94,7 @@ def _describe_source(orders: SourceOrders, number: int) -> dict[str, Any]:
     name, pools = orders.names[number], orders.order(number).pools
     identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
     if isinstance(orders.data, Mixture):
-        source_settings = {k: v for k, v in to_plain(orders.source_spec(number)).items() if v is not None}
+        source_settings = {k: v for k, v in to_plain(orders.shares.get_source_spec(number)).items() if v is not None}
         identity.update(block=pools.blocks[0], **source_settings)
     return {**identity, **pools.layers_identity()}
 
@@ -554,7 +554,7 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
         if slot != REMAINDER:
             inside = location.row / (location.row + location.run)
             share = (slot + inside) / len(order.epoch(epoch).slots)
-        max_epochs = orders.epoch_limit(number)
+        max_epochs = orders.shares.get_epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
             max_epochs = max_epochs or orders.spec.epochs or 1
         # Sequences that fill up the last step do not count as a pass.

@@ -2,33 +2,21 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from typing import final
+from typing import TypeVar, final
 
-from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture import (
-    EpochCap,
-    Mixture,
-    PlanStore,
-    SourceSpec,
-    SourceStatistics,
-    Weights,
-    apportion,
-    compute_sequence_shares,
-    flatten_weights,
-    list_weighted_sources,
-    measure_source,
-)
+from batchloom.core.errors import PlanError
+from batchloom.plan.mixture import Mixture, PlanStore, Weights, list_weighted_sources
 from batchloom.plan.order.edits import Edit, check_run
-from batchloom.plan.order.segments import Segment, build_run_layout
+from batchloom.plan.order.segments import RunLayout, Segment, build_run_layout
 from batchloom.plan.order.source_order import REMAINDER, Cursor, SourceCut, SourceOrder
+from batchloom.plan.order.source_shares import SOURCE, SourceShares
 from batchloom.plan.order.timeline import Timeline
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
 from batchloom.plan.packing.rows import repack_rows
 
-SOURCE = "data"
+T = TypeVar("T")
 # (era, number of the source)
 _Key = tuple[int, int]
 
@@ -73,6 +61,37 @@ def continue_after_cut(order: SourceOrder, spec: PlanSpec, cut: SourceCut, serve
     )
 
 
+def _continues(edits: tuple[Edit, ...], previous_edits: tuple[Edit, ...]) -> bool:
+    """Return whether edits continue earlier ones."""
+    return edits[: len(previous_edits)] == previous_edits
+
+
+def _select_eras(values: dict[_Key, T], *, every_era: bool) -> dict[_Key, T]:
+    """Return the values of all eras, or of the first."""
+    # Iterate over a copy, because another thread may add a value meanwhile.
+    return {key: value for key, value in list(values.items()) if every_era or not key[0]}
+
+
+def _count_first_sources(data: PlanStore | Mixture, names: Sequence[str]) -> int:
+    """Count the sources with a weight before any edit."""
+    if not isinstance(data, Mixture):
+        return 1
+    weighted_sources = list_weighted_sources(data.weights, names)
+    for stage in data.stages:
+        weighted_sources |= list_weighted_sources(stage.weights, names)
+    return len(weighted_sources)
+
+
+def _refuse_split_windows(layout: RunLayout, steps: int) -> None:
+    """Refuse stages that begin inside a length-group window."""
+    for segment in layout.segments if steps else ():
+        if segment.step % steps:
+            raise PlanError(
+                f"A stage of the mixture begins at step {segment.step:,}, which is "
+                f"{describe_window_conflict(segment.step, steps)}"
+            )
+
+
 @final
 class SourceOrders:
     """Orders of the sources of one plan, and the timeline that serves them.
@@ -85,6 +104,7 @@ class SourceOrders:
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
         run_layout: segments between stages and edits.
+        shares: settings, measures and shares of the sources.
         timeline: source and index of each position.
         source_cuts: cuts of sources at edits of ``seq_len``, by era and source number.
         lock: lock of all lazily computed values. Callers outside ``plan`` need it only to exclude other threads.
@@ -103,79 +123,58 @@ class SourceOrders:
             dict(sorted(data.stores.items())) if isinstance(data, Mixture) else {SOURCE: data}
         )
         self.names = tuple(self.stores)
-        self.spec = spec.with_pools_for(self._count_first_sources())
+        self.spec = spec.with_pools_for(_count_first_sources(data, self.names))
         check_run(data, self.stores, spec, self.edits)
         self.lock = threading.RLock()
-        self._orders: dict[_Key, SourceOrder] = {}
-        # Caches of other orders of the same data. An entry is dropped once the order exists here.
-        self._known_orders: dict[_Key, SourceOrder] = {}
-        self._source_statistics: dict[_Key, SourceStatistics] = {}
-        self.source_cuts: dict[_Key, SourceCut] = {}
-        if previous_orders is not None:
-            # Eras after the first depend on the edits.
-            caches = previous_orders.copy_caches(every_era=self._continues(previous_orders))
-            self._known_orders, self._source_statistics, self.source_cuts = caches
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
         first = Segment(0, 0, spec.global_batch_size, spec.seq_len, weights)
         self.run_layout = build_run_layout(first, mixture.stages if mixture else (), self.edits)
-        self._check_stages()
+        _refuse_split_windows(self.run_layout, spec.group_by_length)
         self._eras = self.run_layout.list_eras()
+        seq_lens = [segments[0].seq_len for segments in self._eras]
+        self.shares = SourceShares(data, self.stores, self.spec, seq_lens)
+        self._orders: dict[_Key, SourceOrder] = {}
+        # Orders of an equal plan, whose counts are reused. An entry is dropped once the order exists here.
+        self._known_orders: dict[_Key, SourceOrder] = {}
+        self.source_cuts: dict[_Key, SourceCut] = {}
+        if previous_orders is not None:
+            self._copy_caches(previous_orders)
         self._check_lengths()
         self.timeline = Timeline(
             self.run_layout,
-            self._slots,
+            self.shares.count_slots,
             self._limit,
             sources=len(self.names),
             lanes=spec.lanes,
             stop=mixture is not None and mixture.exhausted == "stop",
         )
-        self._check_weights()
+        # Refuse later weights that cannot be met; the timeline checked the first ones.
+        for segment in self.run_layout.list_schedules()[1:]:
+            self.shares.count_slots(segment.weights, frozenset(), segment.era)
         if previous_orders is not None:
             self._copy_timeline(previous_orders)
 
-    def _count_first_sources(self) -> int:
-        """Count the sources with a weight before any edit."""
-        if not isinstance(self.data, Mixture):
-            return 1
-        names = list_weighted_sources(self.data.weights, self.names)
-        for stage in self.data.stages:
-            names |= list_weighted_sources(stage.weights, self.names)
-        return len(names)
+    def _copy_caches(self, previous_orders: "SourceOrders") -> None:
+        """Reuse orders, measures and cuts; those of eras after the first depend on the edits."""
+        every_era = _continues(self.edits, previous_orders.edits)
+        self._known_orders |= _select_eras(previous_orders.known_orders, every_era=every_era)
+        self.shares.statistics |= _select_eras(previous_orders.shares.statistics, every_era=every_era)
+        self.source_cuts |= _select_eras(previous_orders.source_cuts, every_era=every_era)
 
-    def _continues(self, previous_orders: "SourceOrders") -> bool:
-        return self.edits[: len(previous_orders.edits)] == previous_orders.edits
-
-    def copy_caches(
-        self, *, every_era: bool
-    ) -> tuple[dict[_Key, SourceOrder], dict[_Key, SourceStatistics], dict[_Key, SourceCut]]:
-        """Return counts, source statistics and cuts, of all eras or of the first."""
-        # Iterate over a copy, because another thread may add an order meanwhile.
-        orders = self._known_orders | dict(list(self._orders.items()))
-        return (
-            {key: order for key, order in orders.items() if every_era or not key[0]},
-            {key: statistics for key, statistics in list(self._source_statistics.items()) if every_era or not key[0]},
-            dict(self.source_cuts) if every_era else {},
-        )
+    @property
+    def known_orders(self) -> dict[_Key, SourceOrder]:
+        """Orders by era and number of the source whose counts are known."""
+        return {**self._known_orders, **self._orders}
 
     def _copy_timeline(self, previous_orders: "SourceOrders") -> None:
         """Reuse the timeline before the first new edit, where nothing has changed."""
-        if not self._continues(previous_orders):
+        if not _continues(self.edits, previous_orders.edits):
             return
         new_edits, until = self.edits[len(previous_orders.edits) :], previous_orders.timeline.sure
         if new_edits:
             until = min(until, previous_orders.run_layout.first_position(new_edits[0].step) - 1)
         exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
         self.timeline.adopt(exhausted, max(until, 0))
-
-    def _check_stages(self) -> None:
-        """Refuse stages that begin inside a length-group window."""
-        steps = self.spec.group_by_length
-        for segment in self.run_layout.segments if steps else ():
-            if segment.step % steps:
-                raise PlanError(
-                    f"A stage of the mixture begins at step {segment.step:,}, which is "
-                    f"{describe_window_conflict(segment.step, steps)}"
-                )
 
     def _check_lengths(self) -> None:
         """Refuse overlong documents and empty sources that would stop the run later."""
@@ -185,19 +184,15 @@ class SourceOrders:
         for era, numbers in enumerate(self.weighted_sources_by_era):
             for number in numbers:
                 # Sources with statistics have been checked before.
-                if (era, number) in self._source_statistics:
+                if (era, number) in self.shares.statistics:
                     continue
-                spec, store = self._get_spec(number, era), self.stores[self.names[number]]
+                spec = self.shares.get_spec(number, era)
+                store = self.stores[self.names[number]]
                 if spec.overlong == "error":
                     Pools(store.lengths, spec, self.names[number]).refuse_overlong()
                 may_be_empty = (is_mixture or era) and (spec.overlong == "drop" or not store.tokens)
                 if spec.overlong == "error" or may_be_empty:
-                    self._measure(number, era)
-
-    def _check_weights(self) -> None:
-        """Refuse later weights that cannot be met; the timeline checked the first ones."""
-        for segment in self.run_layout.list_schedules()[1:]:
-            self._slots(segment.weights, frozenset(), segment.era)
+                    self.shares.measure(number, era)
 
     @property
     def store(self) -> PlanStore:
@@ -212,20 +207,6 @@ class SourceOrders:
         _ = self.store  # raises for a mixture
         return self.order(0).pools
 
-    def source_spec(self, number: int) -> SourceSpec:
-        """Return the mixture's settings of one source."""
-        source_specs = self.data.sources if isinstance(self.data, Mixture) else {}
-        return source_specs.get(self.names[number], SourceSpec())
-
-    def _get_spec(self, number: int, era: int) -> PlanSpec:
-        source_spec = self.source_spec(number)
-        return replace(
-            self.spec,
-            seq_len=self._eras[era][0].seq_len,
-            seed=self.spec.seed if source_spec.seed is None else source_spec.seed,
-            overlong=source_spec.overlong or self.spec.overlong,
-        )
-
     def order(self, number: int, era: int = 0) -> SourceOrder:
         """Return the order of a source in an era."""
         with self.lock:
@@ -236,7 +217,8 @@ class SourceOrders:
             return order
 
     def _make_order(self, number: int, era: int) -> SourceOrder:
-        name, spec = self.names[number], self._get_spec(number, era)
+        name = self.names[number]
+        spec = self.shares.get_spec(number, era)
         if era == 0:
             order = SourceOrder(name, self.stores[name], spec)
         else:
@@ -304,57 +286,9 @@ class SourceOrders:
             eras.append(tuple(n for n, name in enumerate(self.names) if name in source_names))
         return tuple(eras)
 
-    def _measure(self, number: int, era: int) -> SourceStatistics:
-        statistics = self._source_statistics.get((era, number))
-        if statistics is None:
-            name = self.names[number]
-            statistics = measure_source(name, self.stores[name], self._get_spec(number, era))
-            self._source_statistics[era, number] = statistics
-        return statistics
-
-    def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
-        """Return the weight of each source with one above 0; the weights sum to 1."""
-        mixture = self.data
-        if not isinstance(mixture, Mixture):
-            return {SOURCE: 1.0}
-        caps = None
-        if mixture.most_epochs is not None:
-            if self.spec.steps is None:
-                raise SettingsError(["steps: missing; most_epochs needs a run with a known number of steps"])
-            caps = EpochCap(mixture.most_epochs, self.spec.steps * self.spec.global_batch_size * self.spec.seq_len)
-
-        def size(name: str) -> float:
-            return self._measure(self.names.index(name), era).tokens
-
-        return flatten_weights(weights, self.names, size, mixture.temperature, caps)
-
-    def _slots(self, weights: Weights, exhausted: frozenset[int], era: int) -> dict[int, int]:
-        mixture = self.data
-        if not isinstance(mixture, Mixture):
-            return {0: 1}
-        flat = {
-            name: weight
-            for name, weight in self.shares(weights, era).items()
-            if self.names.index(name) not in exhausted
-        }
-        if not flat:
-            return {}
-        source_statistics = {name: self._measure(self.names.index(name), era) for name in flat}
-        shares = compute_sequence_shares(flat, mixture.unit, source_statistics)
-        # The shares that remain when others are exhausted were not chosen by the user, so they need not be met
-        # exactly.
-        counts = apportion(shares, near=bool(exhausted))
-        return {self.names.index(name): count for name, count in counts.items()}
-
-    def epoch_limit(self, number: int) -> int | None:
-        """Return the maximum passes through a source; None for no bound."""
-        if not isinstance(self.data, Mixture) or self.data.exhausted == "repeat":
-            return None
-        return self.source_spec(number).epochs or 1
-
     def _limit(self, number: int, era: int, count: int) -> int | None:
         """Return the sequences of a source in an era; None if it has this many."""
-        epochs = self.epoch_limit(number)
+        epochs = self.shares.get_epoch_limit(number)
         if epochs is None:
             return None
         order = self.order(number, era)
