@@ -1,4 +1,4 @@
-"""Write the parts of docs/reference that derive from the code.
+"""Write the reference and the keyword arguments that derive from the code.
 
 Names, settings, keys, metrics and errors are declared in the code. A page holds its prose, and for each such part a
 comment ``<!-- begin NAME ARGUMENTS -->``: the function of that name in ``PARTS`` returns what follows, up to
@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from batchloom.chat.schema.turns import ROLE_BY_SENDER
 from batchloom.cli.commands import APP, COMMANDS, load_command
 from batchloom.cli.options import QUIET
 from batchloom.core import errors
-from batchloom.core.settings import SettingField, list_settings
+from batchloom.core.settings import SettingField, list_settings, list_written_fields
 from batchloom.media import FrameSampling, MediaLimits
 from batchloom.preparation import (
     ChatRecipe,
@@ -37,6 +37,7 @@ from batchloom.preparation import (
     DedupRecipe,
     ExecutionSettings,
     FimRecipe,
+    ImportSpec,
     MediaRecipe,
     ReadRecipe,
     Recipe,
@@ -209,6 +210,98 @@ def _describe_value(field: SettingField) -> dict[str, Any]:
     if kind not in (int, float) or setting.check:
         bounds = {}
     return {**described, "type": types_of_value, **{name: value for name, value in bounds.items() if value is not None}}
+
+
+# Keyword arguments
+
+_RECIPE_CLASSES = (Recipe, ReadRecipe, ChatRecipe)
+# Settings that are no keyword arguments of stream, which removes no duplicates and has an overlong of its own.
+_NOT_STREAMED = ("fim", "dedup", "tokens_per_shard", "balance_subsets", "overlong", "prove")
+# Settings that are no keyword arguments of doctor, which writes nothing.
+_NOT_EXAMINED = ("dtype", "val_fraction", "test_fraction")
+# Modules whose names are written with that of the module, and its name if it is another.
+_WHOLE_MODULES = ("os", "datetime")
+_MODULE_ALIASES = {"datetime": "dt"}
+
+
+def format_keywords() -> str:
+    """Return the module of the keyword arguments that functions take for the declared settings."""
+    # None is unset: a recipe or the default says the value.
+    recipe = {name: hint | None for name, hint in list_keywords(*_RECIPE_CLASSES).items()}
+    run = {name: hint | None for name, hint in list_keywords(RunSettings, ExecutionSettings).items()}
+    streamed = {name: hint for name, hint in recipe.items() if name not in _NOT_STREAMED}
+    documents = {name: hint for name, hint in streamed.items() if name not in _NOT_EXAMINED}
+    imports: dict[str, set[str]] = {"typing": {"TypedDict"}}
+    classes = [
+        _format_typed_dict("DocumentOptions(TypedDict", "Settings of documents; None is unset.", documents, imports),
+        _format_typed_dict(
+            "StreamedOptions(DocumentOptions",
+            "Settings of a stream; None is unset.",
+            {name: hint for name, hint in streamed.items() if name not in documents},
+            imports,
+        ),
+        _format_typed_dict(
+            "PrepareOptions(StreamedOptions",
+            "Settings of a store and of the run that makes it; None is unset.",
+            {name: hint for name, hint in recipe.items() if name not in streamed} | run,
+            imports,
+        ),
+        _format_typed_dict(
+            "ImportOptions(TypedDict", "Settings of an import of ids.", list_keywords(ImportSpec), imports
+        ),
+    ]
+    lines = [_format_import(module, imports[module]) for module in sorted(imports)]
+    # Whole modules come first, and our own modules last.
+    lines.sort(key=lambda line: (" batchloom" in line, line.startswith("from")))
+    first_own = next(number for number, line in enumerate(lines) if " batchloom" in line)
+    docstring = '"""Keyword arguments of functions; docs/write_reference.py writes them."""\n'
+    return "\n".join([docstring, *lines[:first_own], "", *lines[first_own:]]) + "\n" + "".join(classes)
+
+
+def _format_import(module: str, names: Collection[str]) -> str:
+    whole = f"import {module} as {_MODULE_ALIASES[module]}" if module in _MODULE_ALIASES else f"import {module}"
+    return f"from {module} import {', '.join(sorted(names))}" if names else whole
+
+
+def _format_typed_dict(head: str, summary: str, hints: Mapping[str, Any], imports: dict[str, set[str]]) -> str:
+    fields = "".join(f"    {name}: {name_hint(hint, imports)}\n" for name, hint in hints.items())
+    return f'\n\nclass {head}, total=False):\n    """{summary}"""\n\n{fields}'
+
+
+def list_keywords(*classes: type) -> dict[str, Any]:
+    """Return the type of the keyword argument of each setting of these classes."""
+    return {
+        field.name: field.form.keyword or typing.get_type_hints(cls)[field.name]
+        for cls in classes
+        for field in list_written_fields(cls)
+        if field.form.prefix is None
+    }
+
+
+def name_hint(hint: Any, imports: dict[str, set[str]]) -> str:
+    """Return a type as source code; add the names that it needs to imports, by module."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(name_hint(option, imports) for option in arguments)
+    if origin is typing.Literal:
+        imports.setdefault("typing", set()).add("Literal")
+        return f"Literal[{', '.join(json.dumps(choice) for choice in arguments)}]"
+    if hint is types.NoneType:
+        return "None"
+    if hint is Any:
+        imports.setdefault("typing", set()).add("Any")
+        return "Any"
+    cls = origin or hint
+    name = cls.__name__
+    if cls.__module__ in _WHOLE_MODULES:
+        imports.setdefault(cls.__module__, set())
+        name = f"{_MODULE_ALIASES.get(cls.__module__, cls.__module__)}.{name}"
+    elif cls.__module__ != "builtins":
+        package = ".".join(cls.__module__.split(".")[:2])
+        # Other packages are imported through their interfaces.
+        is_own = package in ("batchloom.preparation", "collections.abc")
+        imports.setdefault(cls.__module__ if is_own else package, set()).add(name)
+    return f"{name}[{', '.join(name_hint(argument, imports) for argument in arguments)}]" if arguments else name
 
 
 # Public names
@@ -517,6 +610,7 @@ def _fill_part(match: re.Match[str]) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "recipe.schema.json": format_recipe_schema,
+    "../../src/batchloom/preparation/keywords.py": format_keywords,
     **{
         name: partial(fill_page, name)
         for name in (

@@ -7,18 +7,13 @@ import pytest
 
 import batchloom
 from batchloom.core.settings import list_settings
-from batchloom.preparation import ExecutionSettings, RunSettings
+from batchloom.preparation import ExecutionSettings, PrepareOptions, RunSettings, StreamedOptions
 from batchloom.preparation.request import SETTINGS
-from batchloom.preparation.settings import PrepareOptions, RunOptions, StreamedOptions
 
 
-def test_prepare_takes_every_setting_of_a_recipe():
-    assert set(PrepareOptions.__annotations__) == set(SETTINGS) | set(RunOptions.__annotations__)
-
-
-def test_prepare_takes_every_setting_of_a_run():
-    declared = {field.name for cls in (RunSettings, ExecutionSettings) for field in list_settings(cls)}
-    assert set(RunOptions.__annotations__) == declared
+def test_prepare_takes_every_setting_of_a_recipe_and_of_a_run():
+    of_run = {field.name for cls in (RunSettings, ExecutionSettings) for field in list_settings(cls)}
+    assert set(PrepareOptions.__annotations__) == {*SETTINGS, *of_run}
 
 
 def test_unknown_keywords_name_the_nearest(tmp_path):
@@ -38,7 +33,7 @@ def test_unknown_keywords_name_the_nearest(tmp_path):
 DECLARING_MODULES = """
 [mypy]
 follow_imports = skip
-[mypy-batchloom,batchloom.preparation,batchloom.preparation.prepare_job,batchloom.preparation.settings.*]
+[mypy-batchloom,batchloom.preparation,batchloom.preparation.prepare_job,batchloom.preparation.keywords]
 follow_imports = silent
 """
 ALL_MODULES = "[mypy]\nfollow_imports = silent\n"

@@ -182,7 +182,7 @@ def test_inputs_that_cannot_be_prepared_together(tmp_path):
     ("settings", "sentence"),
     [
         ({"carry": "answer"}, "carry: only prompts carry columns; give prompts, too"),
-        ({"prompts": True, "carry": 5}, "carry: 5 is no list of names"),
+        ({"prompts": True, "carry": 5}, "carry: 5 is no list of columns"),
         ({"prompts": True, "carry": ["answer", 5]}, "carry: .* is no list of columns"),
         ({"prompts": True, "carry": "a=,b"}, "carry: .* has an item without a name"),
         ({"prompts": True, "carry": "prompt"}, "carry: .* names 'prompt', which holds the messages"),

@@ -115,7 +115,7 @@ def prepare(
     if not inputs and recipe is None and not run.get("append"):
         raise click.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
     options = parse_setting_options(settings)
-    run_settings = make_run_settings({**run, **run.get("execution", {})})
+    run_settings = make_run_settings(run)
     build_request = partial(make_append_request, out=out) if run_settings.append else make_request
     request = build_request(inputs or None, options, recipe)
     if print_recipe:

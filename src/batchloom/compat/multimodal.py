@@ -157,11 +157,9 @@ class MultiModalDataset:
 
 
 def _get_default_folder(config: DatasetConfig) -> Path:
-    plain_config = to_plain(config)
-    del plain_config["location"]
     # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())
-    return find_cache_folder() / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
+    return find_cache_folder() / "datasets" / fingerprint({"config": to_plain(config), "begin": base_path})
 
 
 @contextmanager

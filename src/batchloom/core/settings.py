@@ -1,7 +1,8 @@
-"""Settings: frozen dataclasses whose fields declare their bounds and help texts.
+"""Settings: frozen dataclasses whose fields declare bounds, help and forms.
 
-``Setting`` in a field's annotation holds what its type and default do not say. Validation, command-line options and
-plain JSON values derive from the fields. All problems of a call are reported at once, each with its path.
+``Setting`` in a field's annotation holds what its type and default do not say. Validation, command-line options,
+keyword arguments and plain JSON values derive from the fields. All problems of a call are reported at once, each with
+its path.
 """
 
 import dataclasses
@@ -25,7 +26,27 @@ _MAX_QUOTED_BITS = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class WrittenForm:
+    """Declaration of how the value of a field is written in files, options and calls.
+
+    Attributes:
+        parse: returns the value of a short form. It returns what it does not know unchanged, for the field's check.
+        keyword: type of a keyword argument, if it takes more forms than the field.
+        plain: returns the JSON value, which ``parse`` reads back. None stays None.
+        omit_default: whether plain values leave out the default.
+        prefix: of a field that holds settings which are written beside those of its class: the beginning of their
+            names there. None: they are written in a mapping.
+    """
+
+    parse: Callable[[Any], Any] | None = None
+    keyword: Any = None
+    plain: Callable[[Any], Any] | None = None
+    omit_default: bool = False
+    prefix: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(WrittenForm):
     """Declaration of a settings field: what its type and default do not say.
 
     Example: ``seed: Annotated[int, Setting(help="Seed of the data order.", minimum=0)] = 0``.
@@ -74,6 +95,35 @@ class SettingField(NamedTuple):
         name = self.name.replace("_", "-")
         names = [f"--{name}", f"--no-{name}"] if self.hint is bool else [f"--{name}"]
         return [self.setting.option] if self.setting.option else names
+
+
+class WrittenField(NamedTuple):
+    """A field with a declared form; ``hint`` is its type without None."""
+
+    name: str
+    hint: Any
+    form: WrittenForm
+
+
+@cache
+def list_written_fields(cls: Any) -> tuple[WrittenField, ...]:
+    """List the fields of a settings class that have a form, in order."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(
+        WrittenField(field.name, strip_none(hints[field.name].__origin__), metadata)
+        for field in dataclasses.fields(cls)
+        for metadata in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(metadata, WrittenForm)
+    )
+
+
+def list_setting_names(cls: Any) -> tuple[str, ...]:
+    """List the names of the settings of a class, as files and calls have them."""
+    names: list[str] = []
+    for field in list_written_fields(cls):
+        prefix = field.form.prefix
+        names += [field.name] if prefix is None else [prefix + name for name in list_setting_names(field.hint)]
+    return tuple(names)
 
 
 @cache
@@ -270,10 +320,89 @@ def convert_int_settings(spec: object) -> list[str]:
 
 
 def to_plain(spec: object) -> dict[str, Any]:
-    """Return a settings dataclass as a dict of JSON values (tuples become lists)."""
+    """Return a settings dataclass as a dict of JSON values (tuples become lists).
+
+    Fields that do not count in comparisons are left out.
+    """
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
-    return {field.name: value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    forms = {field.name: field.form for field in list_written_fields(type(spec))}
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(spec):
+        value, form = getattr(spec, field.name), forms.get(field.name, _PLAIN_FORM)
+        if not field.compare or (form.omit_default and value == _get_default(field)):
+            continue
+        if form.prefix is not None:
+            plain |= {form.prefix + name: inner for name, inner in to_plain(value).items()}
+        elif form.plain is not None and value is not None:
+            plain[field.name] = form.plain(value)
+        else:
+            plain[field.name] = value_to_plain(value)
+    return plain
+
+
+_PLAIN_FORM = WrittenForm()
+
+
+def _get_default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def parse_short_forms(classes: Iterable[type], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Parse the short forms of settings of these classes.
+
+    Returns:
+        The values by name, without those that cannot be parsed; and the problems of these.
+    """
+    parsed, problems = dict(values), list[str]()
+    for field in [field for cls in classes for field in list_written_fields(cls)]:
+        if field.form.parse is not None and field.name in parsed:
+            try:
+                parsed[field.name] = field.form.parse(parsed[field.name])
+            except SettingsError as error:
+                problems += error.problems
+                del parsed[field.name]
+    return parsed, problems
+
+
+def build_settings(cls: type[T], values: object, prefix: str = "") -> T:
+    """Build a settings class from written values by name; null counts as absent.
+
+    Args:
+        cls: class whose fields have a :class:`Setting` or a :class:`WrittenForm`.
+        values: mapping of the values; short forms are parsed.
+        prefix: path of the mapping in messages, with a final dot.
+
+    Raises:
+        SettingsError: unknown and missing names, and all problems that the class finds, each with its path.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingsError([f"{prefix.removesuffix('.')}: {quote_value(values)} is not a mapping"])
+    names = list_setting_names(cls)
+    given, problems = parse_short_forms([cls], {name: values[name] for name in names if values.get(name) is not None})
+    problems += find_unknown_settings(values, names, prefix)
+    for field in list_written_fields(cls):  # type: ignore[arg-type]
+        if field.form.prefix is None:
+            continue
+        beside = {name: field.form.prefix + name for name in list_setting_names(field.hint)}
+        part = {name: given.pop(written) for name, written in beside.items() if written in given}
+        try:
+            given[field.name] = build_settings(field.hint, part, prefix + field.form.prefix)
+        except SettingsError as error:
+            problems += error.problems
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in given and field.default is field.default_factory is dataclasses.MISSING
+    ]
+    problems += [f"{prefix}{name}: missing" for name in missing]
+    try:
+        spec = cls(**given, **dict.fromkeys(missing))
+    except SettingsError as error:
+        reported = tuple(f"{name}:" for name in missing)
+        problems += [prefix + problem for problem in error.problems if not problem.startswith(reported)]
+    raise_problems(problems)
+    return spec
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:

@@ -3,6 +3,7 @@
 import io
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol, final
 
@@ -17,6 +18,7 @@ EDGE_BYTES = 1 << 16
 _MAX_VALUE = 10**12
 # Streams are written before their length is known.
 _UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
+_LimitSetting = partial(Setting, has_option=False, omit_default=True)
 
 
 class MediaContent(Protocol):
@@ -141,25 +143,22 @@ class MediaLimits:
 
     image_pixels: Annotated[
         int,
-        Setting(help="Maximum width x height of an image.", minimum=1, maximum=_MAX_VALUE, has_option=False),
+        _LimitSetting(help="Maximum width x height of an image.", minimum=1, maximum=_MAX_VALUE),
     ] = 100_000_000
     audio_seconds: Annotated[
-        float, Setting(help="Maximum length of a sound in seconds.", check=_find_time_problem, has_option=False)
+        float, _LimitSetting(help="Maximum length of a sound in seconds.", check=_find_time_problem)
     ] = 3600.0
     file_bytes: Annotated[
         int,
-        Setting(
+        _LimitSetting(
             help="Maximum size of a file held in memory, because it is remote or embedded.",
             minimum=1,
             maximum=_MAX_VALUE,
-            has_option=False,
         ),
     ] = 256 << 20
     fetch_seconds: Annotated[
         float,
-        Setting(
-            help="Timeout for the download of a remote file, in seconds.", check=_find_time_problem, has_option=False
-        ),
+        _LimitSetting(help="Timeout for the download of a remote file, in seconds.", check=_find_time_problem),
     ] = 60.0
 
     def __post_init__(self) -> None:

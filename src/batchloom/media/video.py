@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, NamedTuple, final
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
@@ -22,6 +23,7 @@ _MICROSECONDS_PER_SECOND = 10**6
 _SEEK_DISTANCE = 2 * _MICROSECONDS_PER_SECOND
 # Headers round the end of the last frame.
 _END_TOLERANCE = 1 * _MICROSECONDS_PER_SECOND
+_SamplingSetting = partial(Setting, has_option=False, omit_default=True)
 _READABLE_FORMATS = "MP4, MOV, WebM, Matroska and AVI"
 _MP4_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
@@ -42,43 +44,37 @@ class FrameSampling:
 
     fps: Annotated[
         float,
-        Setting(
+        _SamplingSetting(
             help="Frames per second of video.",
             check=lambda value: "" if is_positive_number(value) else "is not a number above 0",
-            has_option=False,
         ),
     ] = 2.0
     frames: Annotated[
         int | None,
-        Setting(
+        _SamplingSetting(
             help="Number of evenly spaced frames in place of frames per second; all frames of a shorter video.",
             minimum=1,
             maximum=_MAX_VALUE,
-            has_option=False,
         ),
     ] = None
     max_frames: Annotated[
         int,
-        Setting(
-            help="Maximum number of frames with frames per second.", minimum=1, maximum=_MAX_VALUE, has_option=False
-        ),
+        _SamplingSetting(help="Maximum number of frames with frames per second.", minimum=1, maximum=_MAX_VALUE),
     ] = 128
     min_pixels: Annotated[
         int,
-        Setting(
+        _SamplingSetting(
             help="Minimum width x height of a frame; smaller frames are enlarged.",
             minimum=1,
             maximum=_MAX_VALUE,
-            has_option=False,
         ),
     ] = 16 * 16
     max_pixels: Annotated[
         int,
-        Setting(
+        _SamplingSetting(
             help="Maximum width x height of a frame; larger frames are shrunk.",
             minimum=1,
             maximum=_MAX_VALUE,
-            has_option=False,
         ),
     ] = 256 * 256
 

@@ -12,6 +12,11 @@ from .documents.subsets import (
     describe_missed_shares as describe_missed_shares,
 )
 from .documents.tokenizer_choice import sample_texts as sample_texts
+from .keywords import (
+    DocumentOptions as DocumentOptions,
+    PrepareOptions as PrepareOptions,
+    StreamedOptions as StreamedOptions,
+)
 from .prepare_job import (
     MixtureResult as MixtureResult,
     prepare as prepare,

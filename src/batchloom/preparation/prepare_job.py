@@ -19,6 +19,7 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.files import replace_file
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value, raise_problems
+from batchloom.preparation.keywords import PrepareOptions
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import (
     Listener,
@@ -44,13 +45,8 @@ from batchloom.preparation.rerun import (
     previous_detections,
 )
 from batchloom.preparation.settings.read_recipe import SourceRecipe
-from batchloom.preparation.settings.recipe import (
-    PrepareOptions,
-    Recipe,
-    check_option_names,
-    is_valid_path,
-)
-from batchloom.preparation.settings.run_settings import RunOptions, RunSettings, make_run_settings
+from batchloom.preparation.settings.recipe import Recipe, check_option_names, is_valid_path
+from batchloom.preparation.settings.run_settings import RUN_SETTINGS, RunSettings, make_run_settings
 from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
 from batchloom.preparation.units.work_folder import SPOOL_NAME
 from batchloom.sources.files import Spool
@@ -126,7 +122,7 @@ def _find_near_folder(out: str) -> Path | None:
 
 def _drop_run_options(options: PrepareOptions) -> dict[str, object]:
     """Return the options of the recipe."""
-    return {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
+    return {name: value for name, value in options.items() if name not in RUN_SETTINGS}
 
 
 @relax_gc()

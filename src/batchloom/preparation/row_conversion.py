@@ -33,8 +33,8 @@ from batchloom.core.wording import format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path, parse_names
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_names
+from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.sources import (
     PartReader,
@@ -548,8 +548,8 @@ def convert(
             mapping=dict(mapping or {}),
             input_split=input_split,
             encoding=encoding,
-            include=parse_names(include, "include"),
-            exclude=parse_names(exclude, "exclude"),
+            include=parse_names(include),
+            exclude=parse_names(exclude),
             split_on=split_on,
             allow_skipped=allow_skipped,
         ),

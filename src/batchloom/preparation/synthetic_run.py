@@ -83,7 +83,7 @@ def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
         f"{name}: {quote_value(value)} does not apply to synthetic data, which consists of ids; set its vocabulary "
         f"with {spec.name}:vocab=50257"
         for name, value in settings.items()
-        if name not in _SYNTHETIC_SETTINGS and value != default_settings[name]
+        if name not in _SYNTHETIC_SETTINGS and value != default_settings.get(name)
     ]
     if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.spec_string}")

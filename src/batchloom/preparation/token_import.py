@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypedDict, Unpack, final
+from typing import Annotated, Any, Literal, Unpack, final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
+from batchloom.preparation.keywords import ImportOptions
 from batchloom.preparation.phases.finish import (
     collect_subsets,
     finish_plain_store,
@@ -329,20 +330,6 @@ def _check_combinations(spec: ImportSpec) -> list[str]:
 
 
 ImportInputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-class ImportOptions(TypedDict, total=False):
-    """Fields of :class:`ImportSpec`; None is unset."""
-
-    tokenizer: str | None
-    end_token: str | None
-    vocab_size: int | None
-    dtype: str | None
-    eod: int | None
-    document_tokens: int | None
-    val_fraction: float
-    tokens_per_shard: int
-    how: LinkMode
 
 
 def import_tokens(

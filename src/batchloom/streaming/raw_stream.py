@@ -37,6 +37,7 @@ from batchloom.preparation import (
     Progress,
     Recipe,
     RunSettings,
+    StreamedOptions,
     compute_recipe_fingerprint,
     make_request,
     parse_synthetic_input,
@@ -52,7 +53,6 @@ from batchloom.preparation.phases import WorkerSetup, collect_versions
 from batchloom.preparation.report import PrepareResult, log_note
 from batchloom.preparation.request import InputArgument, RecipeReference, list_inputs
 from batchloom.preparation.settings import (
-    StreamedOptions,
     build_step_indexes,
     check_option_names,
     describe_unused_weights,

@@ -571,7 +571,7 @@ class RawInputPages:
 
     def _diagnose(self, settings: dict[str, str]) -> "Diagnosis":
         from batchloom.analysis.doctor import doctor  # noqa: PLC0415 - slow imports that prepared data does not need
-        from batchloom.preparation.settings import DocumentOptions  # noqa: PLC0415
+        from batchloom.preparation import DocumentOptions  # noqa: PLC0415
 
         options = DocumentOptions(
             tokenizer=settings["tokenizer"] or None,

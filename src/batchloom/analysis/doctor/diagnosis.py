@@ -16,16 +16,17 @@ from batchloom.analysis.doctor.findings import Diagnosis, FeedEstimate, PackingF
 from batchloom.analysis.doctor.path_check import check, detect_prepared_kind
 from batchloom.analysis.doctor.sampling import DocumentPreview, make_preview
 from batchloom.analysis.inspection import Inspection, inspect
-from batchloom.chat.templates import format_template_argument
+from batchloom.chat.templates import format_template_argument, parse_template_arguments
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.settings import as_int, list_settings, quote_value
+from batchloom.core.settings import as_int, list_settings, quote_value, to_plain
 from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequences, count_sequences
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.preparation import (
     ChatRecipe,
+    DocumentOptions,
     MediaRecipe,
     Note,
     Progress,
@@ -38,8 +39,6 @@ from batchloom.preparation import (
 from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
 from batchloom.preparation.request import InputArgument, as_input_tuple, default_tokenizer, input_name
 from batchloom.preparation.settings import (
-    CHAT_SHORT_FORMS,
-    DocumentOptions,
     OverlongPolicy,
     check_option_names,
     describe_unused_weights,
@@ -163,9 +162,7 @@ def _list_option_words(options: Mapping[str, Any]) -> list[str]:
     media = parse_media(options.get("media"))
     values = {name: value for name, value in options.items() if name != "media"}
     if media is not None:
-        values["processor"] = media.processor
-        values |= {"keep": media.keep} if media.keep != "reference" else {}
-        values |= {"data_folder": media.data_folder} if media.data_folder is not None else {}
+        values |= {name: setting for name, setting in to_plain(media).items() if option_names.get(name)}
     words: list[str] = []
     for name, value in values.items():
         names = option_names[name]
@@ -173,7 +170,8 @@ def _list_option_words(options: Mapping[str, Any]) -> list[str]:
             # An option without a --no- form is off unless it is given.
             words += names[not value :][:1]
         elif name == "template_args":
-            for key, argument in CHAT_SHORT_FORMS[name](value).items():
+            arguments: Any = parse_template_arguments(value)
+            for key, argument in arguments.items():
                 words += [names[0], format_template_argument(key, argument)]
         else:
             words += [names[0], _format_option_value(name, value)]

@@ -2,15 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import quote_value, raise_problems
+from batchloom.core.settings import list_setting_names, parse_short_forms, quote_value, raise_problems, to_plain
 from batchloom.preparation.append import check_base_has_recipe
 from batchloom.preparation.request.inputs import (
     InputArgument,
@@ -27,42 +26,18 @@ from batchloom.preparation.request.recipe_file import (
     read_store_recipe,
     to_raw_recipe,
 )
-from batchloom.preparation.settings.clean_recipe import parse_clean_steps
-from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_settings, parse_media
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_fim
-from batchloom.preparation.settings.recipe import (
-    CHAT_SHORT_FORMS,
-    ChatRecipe,
-    DedupRecipe,
-    Recipe,
-    coerce_token_count,
-    is_valid_path,
-    parse_dedup,
-    parse_names,
-)
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.preparation.settings.recipe import ChatRecipe, DedupRecipe, Recipe, is_valid_path
 from batchloom.sources import SourceListing
 from batchloom.store import MANIFEST_NAME, read_manifest
 from batchloom.store.format import split_checksum
 
 RecipeReference = Recipe | str | os.PathLike[str]
 
-_SHORT_FORMS: dict[str, Callable[[Any], object]] = {
-    "ignore": parse_names,
-    "carry": partial(parse_names, setting="carry"),
-    "include": partial(parse_names, setting="include"),
-    "exclude": partial(parse_names, setting="exclude"),
-    "clean": parse_clean_steps,
-    "fim": parse_fim,
-    "media": parse_media,
-    "dedup": parse_dedup,
-    "tokens_per_shard": coerce_token_count,
-    **CHAT_SHORT_FORMS,
-}
 _COLUMN_SETTINGS = ("text_field", "mapping")
-_READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))
 # Lines and paragraphs repeat without being copies (docs/explanation/decisions/0012-dedup.md).
 _SPLIT_DEDUP_MODES = {"line": "lines", "paragraph": "paragraphs", "\n": "lines", "\n\n": "paragraphs"}
-_CHAT_SETTINGS = tuple(field.name for field in fields(ChatRecipe))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +121,11 @@ def make_request(
     input_arguments = () if inputs is None else as_input_tuple(inputs)
     overridden_names = {*overrides, *(["inputs"] if input_arguments else [])}
     raw_recipe = _load_raw_recipe(recipe, overridden_names)
-    values, problems = _expand_short_forms(_override_settings(raw_recipe.settings, overrides))
-    reading = ReadRecipe(**{name: values[name] for name in _READING_SETTINGS if name in values})
-    resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
+    merged = _override_settings(raw_recipe.settings, overrides)
+    values, problems = parse_short_forms((Recipe, ReadRecipe, ChatRecipe), merged)
+    reading = ReadRecipe(**_take_settings(values, ReadRecipe))
+    tokenizer = values.pop("tokenizer", None)
+    resolved = _choose_inputs(input_arguments, raw_recipe, reading, tokenizer, by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
     if reading.val_from is not None or any(source.subset == "val" for source in resolved.sources):
@@ -160,15 +137,14 @@ def make_request(
             )
         if not by_label:
             values["val_fraction"] = 0.0
-    chat = ChatRecipe()
+    chat, chat_values = ChatRecipe(), _take_settings(values, ChatRecipe)
     try:
-        chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})
+        chat = ChatRecipe(**chat_values)
     except SettingsError as error:
         problems += error.problems
     dedup_note = ""
     if "dedup" not in values and not any("dedup" in problem for problem in problems):
         values["dedup"], dedup_note = default_dedup(reading)
-    grouped_names = {"tokenizer", *_READING_SETTINGS, *_CHAT_SETTINGS}
     try:
         new_recipe = Recipe(
             inputs=resolved.inputs,
@@ -176,7 +152,7 @@ def make_request(
             tokenizer=resolved.tokenizer,
             reading=resolved.reading,
             chat=chat,
-            **{name: value for name, value in values.items() if name not in grouped_names},
+            **values,
         )
     except SettingsError as error:
         problems += error.problems
@@ -279,24 +255,16 @@ def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]
     merged = {name: value for name, value in settings.items() if name not in replaced_names} | dict(overrides)
     base_media, new_media = settings.get("media"), overrides.get("media")
     if isinstance(base_media, MediaRecipe):
-        base_media = media_to_settings(base_media)
+        base_media = to_plain(base_media)
     if isinstance(base_media, Mapping) and isinstance(new_media, Mapping):
         # Media settings that are not overridden stay.
         merged["media"] = {**base_media, **new_media}
     return merged
 
 
-def _expand_short_forms(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Expand short forms of settings; return the valid ones, and the problems."""
-    values, problems = dict(settings), list[str]()
-    for name, full in _SHORT_FORMS.items():
-        if name in values:
-            try:
-                values[name] = full(values[name])
-            except SettingsError as error:
-                problems += error.problems
-                del values[name]
-    return values, problems
+def _take_settings(values: dict[str, Any], cls: type) -> dict[str, Any]:
+    """Remove the settings of a class from values; return them."""
+    return {name: values.pop(name) for name in list_setting_names(cls) if name in values}
 
 
 def _choose_inputs(

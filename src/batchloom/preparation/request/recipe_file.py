@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,27 +21,25 @@ from batchloom.core.addresses import (
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name, describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import (
+    build_settings,
     find_unknown_settings,
     from_plain,
-    list_settings,
+    list_setting_names,
     quote_value,
     raise_problems,
-    suggest,
-    value_to_plain,
+    to_plain,
 )
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.request.inputs import locate_inputs
-from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
 from batchloom.preparation.settings.dataset_config import DatasetConfig
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
-from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint, media_to_settings
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
+from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import (
     ChatRecipe,
     Recipe,
-    dedup_to_plain,
     flatten_settings,
     format_token_count,
 )
@@ -56,40 +54,18 @@ from batchloom.store.format import (
 )
 from batchloom.tokens import parse_train_spec
 
-# Order of a printed recipe; settings that are not listed come before those of conversations.
-_FIRST_SETTINGS = ("tokenizer", "end_token", *(field.name for field in fields(ReadRecipe)), "dedup")
-_LAST_SETTINGS = (*(field.name for field in fields(ChatRecipe)), "follow_links")
-# Names of settings in prepare and in recipe files.
-SETTINGS = (
-    *_FIRST_SETTINGS,
-    *(
-        field.name
-        for field in fields(Recipe)
-        if field.name not in (*_FIRST_SETTINGS, *_LAST_SETTINGS, "inputs", "sources", "reading", "chat")
-    ),
-    *_LAST_SETTINGS,
+_READING_SETTINGS = list_setting_names(ReadRecipe)
+_CHAT_SETTINGS = list_setting_names(ChatRecipe)
+# Names of settings in prepare and in recipe files, in the order of a printed recipe.
+SETTINGS = tuple(
+    dict.fromkeys(
+        [
+            *("tokenizer", "end_token", *_READING_SETTINGS, "dedup"),
+            *(name for name in list_setting_names(Recipe) if name != "follow_links"),
+            *(*_CHAT_SETTINGS, "follow_links"),
+        ]
+    )
 )
-# Settings written only if they are not the default, as older files lack them.
-_LATER_DEFAULTS: dict[str, Any] = {
-    "ignore": [],
-    "prompts": False,
-    "carry": [],
-    "balance_subsets": True,
-    "input_split": None,
-    "val_from": None,
-    "encoding": None,
-    "include": [],
-    "exclude": [],
-    "follow_links": False,
-    "allow_skipped": False,
-    "template_args": {},
-    "template_date": None,
-    "tool_format": None,
-    "tool_arguments": "as-is",
-    "reasoning": "keep",
-    "default_system": None,
-    "train_on_eos": "turn",
-}
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
 _TOKENIZER_WORDS = ("bytes", "gpt2")
@@ -127,8 +103,8 @@ class RawRecipe:
 def to_raw_recipe(recipe: Recipe) -> RawRecipe:
     """Convert a Recipe to a RawRecipe."""
     parts = (recipe, recipe.reading, recipe.chat)
-    values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-    return RawRecipe({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
+    values = {name: getattr(part, name) for part in parts for name in list_setting_names(type(part))}
+    return RawRecipe(values, recipe.inputs, recipe.sources)
 
 
 def read_recipe_file(path: Path) -> RawRecipe:
@@ -214,23 +190,11 @@ def _resolve_relative(name: str, value: str, config_location: ConfigLocation) ->
 
 def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a recipe as a file has them, with defaults."""
-    settings = {
-        **to_raw_recipe(recipe).settings,
-        "mapping": dict(recipe.reading.mapping),
-        "template_args": dict(recipe.chat.template_args),
-        "ignore": list(recipe.reading.ignore),
-        "carry": list(recipe.reading.carry),
-        "include": list(recipe.reading.include),
-        "exclude": list(recipe.reading.exclude),
-        "clean": clean_steps_to_settings(recipe.reading.clean),
-        "fim": fim_to_plain(recipe.reading.fim),
-        "media": media_to_settings(recipe.reading.media),
-        "dedup": dedup_to_plain(recipe.dedup),
-        "tokens_per_shard": format_token_count(recipe.tokens_per_shard),
-    }
-    return {
-        name: value for name, value in settings.items() if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
-    }
+    plain = flatten_settings({"fim": None, "media": None} | to_plain(recipe))
+    plain["tokens_per_shard"] = format_token_count(recipe.tokens_per_shard)
+    if recipe.balance_subsets:
+        del plain["balance_subsets"]
+    return {name: plain[name] for name in SETTINGS if name in plain}
 
 
 def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
@@ -271,8 +235,7 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
 
 def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
     """Return an input as in a manifest of data sets; only the path without settings."""
-    values = {field.name: value_to_plain(getattr(source, field.name)) for field in list_settings(SourceRecipe)}
-    settings = {name: value for name, value in values.items() if value not in (None, {}, [])}
+    settings = to_plain(source)
     return {"path": input_path, **settings} if settings else input_path
 
 
@@ -296,8 +259,6 @@ _RecipeDumper.add_implicit_resolver(FLOAT_TAG, EXPONENT_PATTERN, list("-+0123456
 
 _TEXT_KINDS = ("text", "code")
 _MAX_LISTED = 5
-# Manifest keys that are no settings.
-_NON_SETTING_KEYS = ("inputs", "sources", "reading", "chat")
 
 
 class _ReportedLocations(msgspec.Struct, frozen=True):
@@ -350,9 +311,8 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
     expected = settings.pop("template_hash", None)
     # Comparing the stores shows whether the files of cleaning steps are unchanged.
     settings.pop("clean_files", None)
-    if settings["balance_subsets"] is None:
-        # The store's version lacks this setting, or it has no subsets to balance.
-        settings["balance_subsets"] = not (settings["val_fraction"] or settings["test_fraction"])
+    # It is left out if nothing may move: documents stay where they are, or there are no subsets.
+    settings.setdefault("balance_subsets", not (settings["val_fraction"] or settings["test_fraction"]))
     if expected is not None and "template" not in overridden_names:
         _check_template(str(settings.get("template")), expected, folder)
     if isinstance(media := settings.get("media"), dict):
@@ -405,18 +365,10 @@ def _describe_partial(manifest: Manifest, folder: Path) -> str:
 
 def _extract_settings(plain: Mapping[str, Any], location: str) -> dict[str, Any]:
     """Return the settings by their names in ``prepare``, with a template's hash."""
-    flat = flatten_settings(dict(plain))
-    known_names = {*SETTINGS, "template_hash", "clean_files"}
-    present_names = {name for name in plain if name not in _NON_SETTING_KEYS} | {
-        name for group in ("reading", "chat") for name in plain.get(group) or ()
-    }
-    raise_problems(
-        [
-            f"{location}: recipe.{name}: unknown setting{suggest(name, SETTINGS)}"
-            for name in sorted(present_names - known_names)
-        ]
-    )
-    return {name: value for name, value in flat.items() if name in known_names}
+    settings = {name: value for name, value in flatten_settings(plain).items() if name not in ("inputs", "sources")}
+    known_names = (*SETTINGS, "template_hash", "clean_files")
+    raise_problems(find_unknown_settings(sorted(settings), known_names, f"{location}: recipe."))
+    return settings
 
 
 def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
@@ -529,14 +481,8 @@ def _make_source_recipes(recipe: Mapping[str, Any], location: str, *, has_inputs
     if has_inputs:
         # The store has only the last name of an absolute folder; the new inputs say where theirs is.
         plain = [{k: value for k, value in settings.items() if k != "media_folder_name"} for settings in plain]
-    known_names = [*(field.name for field in list_settings(SourceRecipe)), "media_folder_name"]
     raise_problems(
         [
-            problem
-            for number, settings in enumerate(plain)
-            for problem in find_unknown_settings(settings, known_names, f"{location}: recipe.sources[{number}].")
-        ]
-        + [
             f"{location}: recipe.sources[{number}].media_folder: the store was made of media below a folder "
             f"{quote_value(settings['media_folder_name'])}, whose location it does not hold; give the manifest again, "
             "which says where that is (media_folder)"
@@ -547,8 +493,8 @@ def _make_source_recipes(recipe: Mapping[str, Any], location: str, *, has_inputs
     if len(plain) != len(labels):
         raise StoreError(f"{location} is damaged: {len(plain)} sources for {len(labels)} inputs.")
     source_recipes = tuple(
-        SourceRecipe(
-            **{**settings, "ignore": tuple(settings.get("ignore", ()))},
+        replace(
+            build_settings(SourceRecipe, settings, f"{location}: recipe.sources[{number}]."),
             location=f"{location}, recipe.inputs[{number}]",
         )
         for number, settings in enumerate(plain)

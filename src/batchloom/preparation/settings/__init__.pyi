@@ -17,11 +17,7 @@ from .read_recipe import (
     parse_fim as parse_fim,
 )
 from .recipe import (
-    CHAT_SHORT_FORMS as CHAT_SHORT_FORMS,
-    DocumentOptions as DocumentOptions,
     OverlongPolicy as OverlongPolicy,
-    PrepareOptions as PrepareOptions,
-    StreamedOptions as StreamedOptions,
     check_option_names as check_option_names,
     count_allowed_bad as count_allowed_bad,
     dedup_to_plain as dedup_to_plain,
@@ -32,6 +28,5 @@ from .recipe import (
 )
 from .run_settings import (
     UNIT_BYTES as UNIT_BYTES,
-    RunOptions as RunOptions,
     make_run_settings as make_run_settings,
 )

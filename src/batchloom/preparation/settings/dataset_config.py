@@ -6,13 +6,15 @@ Its names and defaults are those of other trainers' data set blocks.
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import (
     Setting,
+    WrittenForm,
+    build_settings,
     find_choice_problem,
     find_problems,
     find_unknown_settings,
@@ -27,8 +29,6 @@ from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
 from batchloom.preparation.settings.read_recipe import SourceRecipe
 from batchloom.sources.formats import InputFormat
-
-T = TypeVar("T")
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
 # Dataset types that are read with a processor, and never split.
@@ -109,31 +109,6 @@ def _replace_alias(name: object) -> Any:
 
 def _path_to_text(value: object) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _make_config(cls: type[T], values: object, path: str = "") -> T:
-    """Make a settings class from the values of a file, where null counts as absent.
-
-    Raises:
-        SettingsError: all problems, each with its path.
-    """
-    if not isinstance(values, Mapping):
-        raise SettingsError([f"{path}: {quote_value(values)} is not a mapping"])
-    prefix = f"{path}." if path else ""
-    given = {name: value for name, value in values.items() if value is not None}
-    # Fields that do not count in comparisons are no settings of a file.
-    settings = {field.name: field for field in fields(cls) if field.compare}  # type: ignore[arg-type]
-    missing = [name for name, field in settings.items() if field.default is MISSING is field.default_factory]
-    missing = [name for name in missing if name not in given]
-    problems = find_unknown_settings(given, settings, prefix) + [f"{prefix}{name}: missing" for name in missing]
-    try:
-        config = cls(**{name: given[name] for name in settings if name in given}, **dict.fromkeys(missing))
-    except SettingsError as error:
-        is_reported = tuple(f"{name}:" for name in missing)
-        problems += [prefix + problem for problem in error.problems if not problem.startswith(is_reported)]
-        raise SettingsError(problems) from None
-    raise_problems(problems)
-    return config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,11 +201,6 @@ class DatasetEntry(SourceRecipe):
         object.__setattr__(self, "type", _replace_alias(self.type))
         if self.weight is not None and is_positive_number(self.weight):
             object.__setattr__(self, "weight", float(self.weight))
-        for name in ("ignore", "include", "exclude"):
-            value = getattr(self, name)
-            if isinstance(value, str) and name != "ignore":
-                value = [pattern.strip() for pattern in value.split(",")]
-            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])
 
 
@@ -253,8 +223,8 @@ class DatasetConfig:
     dataset_path: Annotated[
         str | None, Setting(help="File, folder, glob, URL or Hub id.", check=_find_path_problem)
     ] = None
-    datasets: tuple[DatasetEntry, ...] | None = None
-    processor_config: ProcessorConfig | None = None
+    datasets: Annotated[tuple[DatasetEntry, ...] | None, WrittenForm()] = None
+    processor_config: Annotated[ProcessorConfig | None, WrittenForm()] = None
     shuffle: Annotated[bool, Setting(help="Shuffle documents.")] = True
     packing: Annotated[bool, Setting(help="Put several documents into a sequence.")] = False
     packing_length: Annotated[
@@ -306,7 +276,7 @@ class DatasetConfig:
         listed: object = self.datasets
         if processor is not None and not isinstance(processor, ProcessorConfig):
             try:
-                processor = _make_config(ProcessorConfig, processor, "processor_config")
+                processor = build_settings(ProcessorConfig, processor, "processor_config.")
                 object.__setattr__(self, "processor_config", processor)
             except SettingsError as error:
                 problems += error.problems
@@ -318,7 +288,7 @@ class DatasetConfig:
         for number, entry in enumerate(listed):
             try:
                 is_made = isinstance(entry, DatasetEntry)
-                entries.append(entry if is_made else _make_config(DatasetEntry, entry, f"datasets[{number}]"))
+                entries.append(entry if is_made else build_settings(DatasetEntry, entry, f"datasets[{number}]."))
             except SettingsError as error:
                 problems += error.problems
         object.__setattr__(self, "datasets", tuple(entries))
@@ -340,7 +310,7 @@ class DatasetConfig:
         if videos and isinstance(settings.get("videos", {}), Mapping):
             settings["videos"] = {**settings.get("videos", {}), **videos}
         try:
-            config = _make_config(cls, settings)
+            config = build_settings(cls, settings)
         except SettingsError as error:
             location_prefix = location.describe(location.block)
             raise SettingsError([f"{location_prefix}{problem}" for problem in error.problems]) from None

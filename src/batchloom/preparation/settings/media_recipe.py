@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -13,9 +13,10 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import (
     Setting,
+    WrittenForm,
     as_int,
+    build_settings,
     find_problems,
-    find_unknown_settings,
     is_text,
     quote_value,
     raise_problems,
@@ -36,12 +37,15 @@ from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, 
 
 MediaStorage = Literal["reference", "embed"]
 MediaSetting = partial(Setting, panel="Images, audio and video")
-_LIMIT_FIELDS = tuple(field.name for field in fields(MediaLimits))
-_SAMPLING_FIELDS = {f"video_{field.name}": field.name for field in fields(FrameSampling)}
 
 
 def _find_path_problem(value: object) -> str:
     return "" if is_text(value) and "\0" not in str(value) else "is no path; name a folder"
+
+
+def _expand_home(value: object) -> object:
+    """Return a path with ``~`` replaced; other values unchanged."""
+    return os.path.expanduser(os.fspath(value)) if isinstance(value, str | os.PathLike) else value  # noqa: PTH111
 
 
 def _find_image_settings_problem(value: object) -> str:
@@ -70,6 +74,7 @@ class MediaRecipe:
         MediaSetting(
             help="Folder or Hub id of a transformers processor: conversations may then hold images, audio or video.",
             check=_find_path_problem,
+            parse=_expand_home,
         ),
     ]
     data_folder: Annotated[
@@ -77,7 +82,9 @@ class MediaRecipe:
         MediaSetting(
             help="Folder or URL that the paths of media start from.",
             check=_find_path_problem,
+            parse=_expand_home,
             shown_default="the folder of each file",
+            omit_default=True,
         ),
     ] = None
     keep: Annotated[
@@ -85,6 +92,7 @@ class MediaRecipe:
         MediaSetting(
             help="Storage of media: reference (the store names the files) or embed (it holds their bytes).",
             option="--media",
+            omit_default=True,
         ),
     ] = "reference"
     image_settings: Annotated[
@@ -93,10 +101,11 @@ class MediaRecipe:
             help="Settings of the image processor that override those in its files: {max_pixels: 200704, ...}.",
             check=_find_image_settings_problem,
             has_option=False,
+            omit_default=True,
         ),
     ] = field(default_factory=dict)
-    limits: MediaLimits = field(default_factory=MediaLimits)
-    sampling: FrameSampling = field(default_factory=FrameSampling)
+    limits: Annotated[MediaLimits, WrittenForm(prefix="")] = field(default_factory=MediaLimits)
+    sampling: Annotated[FrameSampling, WrittenForm(prefix="video_")] = field(default_factory=FrameSampling)
 
     def problems(self) -> list[str]:
         """List the problems of the values, by the names ``prepare`` takes them under."""
@@ -113,58 +122,24 @@ def parse_media(value: object) -> MediaRecipe | None:
         return value
     if not isinstance(value, Mapping):
         raise SettingsError([f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"])
-    setting_names = ("processor", "data_folder", "keep", "image_settings", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
-    given_names = [name for name in value if name != "data_folder_name"]
-    problems = find_unknown_settings(given_names, setting_names, "media.")
-    if value.get("processor") is None:
+    settings = {name: setting for name, setting in value.items() if setting is not None}
+    folder_name = settings.pop("data_folder_name", None)
+    problems = []
+    if "processor" not in settings:
         problems.append("media.processor: there is none; name the folder of a processor (--processor)")
-    settings: dict[str, Any] = {
-        name: os.path.expanduser(os.fspath(setting)) if isinstance(setting, str | os.PathLike) else setting  # noqa: PTH111
-        for name, setting in value.items()
-        if setting is not None
-    }
-    if settings.pop("data_folder_name", None) is not None and "data_folder" not in settings:
+    if folder_name is not None and "data_folder" not in settings:
         problems.append(
-            "media.data_folder: the store was made of media below a folder "
-            f"{quote_value(value['data_folder_name'])}; say where that is (--data-folder)"
+            f"media.data_folder: the store was made of media below a folder {quote_value(folder_name)}; say where that "
+            "is (--data-folder)"
         )
     if "video_fps" in settings and "video_frames" in settings:
         problems.append("media.video_frames: video_fps says how many frames, too; give one of them")
-    limits, sampling = MediaLimits(), FrameSampling()
     try:
-        limits = MediaLimits(**{name: settings[name] for name in _LIMIT_FIELDS if name in settings})
+        media = build_settings(MediaRecipe, {"processor": "", **settings}, "media.")
     except SettingsError as error:
-        problems += [f"media.{problem}" for problem in error.problems]
-    try:
-        sampling_settings = {
-            sampling_field: settings[name] for name, sampling_field in _SAMPLING_FIELDS.items() if name in settings
-        }
-        sampling = FrameSampling(**sampling_settings)
-    except SettingsError as error:
-        problems += [f"media.video_{problem}" for problem in error.problems]
+        raise SettingsError([*problems, *error.problems]) from None
     raise_problems(problems)
-    recipe_settings = {
-        name: setting for name, setting in settings.items() if name not in (*_LIMIT_FIELDS, *_SAMPLING_FIELDS)
-    }
-    return MediaRecipe(**recipe_settings, limits=limits, sampling=sampling)
-
-
-def media_to_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
-    """Return the media settings for a recipe file, without defaults."""
-    if media is None:
-        return None
-    base_settings = {"processor": media.processor, "data_folder": media.data_folder}
-    keep = {} if media.keep == "reference" else {"keep": media.keep}
-    defaults = to_plain(MediaLimits()) | _sampling_to_plain(FrameSampling())
-    amounts = to_plain(media.limits) | _sampling_to_plain(media.sampling)
-    changed = {name: value for name, value in amounts.items() if value != defaults[name]}
-    image_settings = {"image_settings": dict(media.image_settings)} if media.image_settings else {}
-    return {name: value for name, value in base_settings.items() if value is not None} | keep | image_settings | changed
-
-
-def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
-    plain = to_plain(sampling)
-    return {name: plain[sampling_field] for name, sampling_field in _SAMPLING_FIELDS.items()}
+    return media
 
 
 def compute_processor_fingerprint(processor: str, image_settings: Mapping[str, Any]) -> str:
@@ -177,7 +152,7 @@ def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
 
     The processor is given by name and content.
     """
-    plain = media_to_settings(media) or {}
+    plain = to_plain(media)
     if not is_repository_name(media.processor):
         plain["processor"] = Path(media.processor).absolute().name
     plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor, media.image_settings)

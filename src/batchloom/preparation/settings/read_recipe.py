@@ -1,29 +1,32 @@
 """Settings of reading: columns, documents of text files, and fill-in-the-middle."""
 
 import codecs
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from batchloom.chat.schema import find_mapping_problems
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import (
     Setting,
+    WrittenForm,
+    build_settings,
     find_problems,
-    find_unknown_settings,
     is_positive_number,
     is_text,
     quote_value,
-    raise_problems,
     to_plain,
 )
-from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain
+from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings, parse_clean_steps
+from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain, parse_media
 from batchloom.sources import SPLIT_PROBLEM, DeclaredInput, ReadLimits, ReadRules, parse_split
 from batchloom.sources.formats import SPLIT_WORDS, InputFormat
 from batchloom.text import KNOWN_STEPS, CleanStep, find_clean_problems
 
 _SENTINELS = ("prefix", "suffix", "middle")
 _MAX_SEED = (1 << 128) - 1
+_FimSetting = partial(Setting, omit_default=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,13 @@ class FimRecipe:
     See Bavarian et al. 2022. The recipe that holds it reports its problems.
     """
 
-    rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1)] = 0.5
-    spm_rate: Annotated[float, Setting(help="Share of those with the suffix first.", maximum=1)] = 0.5
-    seed: Annotated[int, Setting(help="Seed of the choice.", minimum=-_MAX_SEED, maximum=_MAX_SEED)] = 0
-    prefix: Annotated[str | None, Setting(help="Token before the prefix.")] = None
-    suffix: Annotated[str | None, Setting(help="Token before the suffix.")] = None
-    middle: Annotated[str | None, Setting(help="Token before the middle.")] = None
+    # 1 and 1.0 are one recipe and must have one fingerprint.
+    rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1, plain=float)] = 0.5
+    spm_rate: Annotated[float, _FimSetting(help="Share of those with the suffix first.", maximum=1, plain=float)] = 0.5
+    seed: Annotated[int, _FimSetting(help="Seed of the choice.", minimum=-_MAX_SEED, maximum=_MAX_SEED)] = 0
+    prefix: Annotated[str | None, _FimSetting(help="Token before the prefix.")] = None
+    suffix: Annotated[str | None, _FimSetting(help="Token before the suffix.")] = None
+    middle: Annotated[str | None, _FimSetting(help="Token before the middle.")] = None
 
     @property
     def sentinels(self) -> tuple[str | None, ...]:
@@ -66,9 +70,7 @@ def parse_fim(value: object) -> FimRecipe | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        field_names = [field.name for field in fields(FimRecipe)]
-        raise_problems(find_unknown_settings(value, field_names, "fim."))
-        value = FimRecipe(**value)
+        value = build_settings(FimRecipe, value, "fim.")
     elif not isinstance(value, FimRecipe):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise SettingsError([f"fim: {quote_value(value)} is no rate; write 0.5, or {{rate: 0.5, ...}}"])
@@ -76,15 +78,17 @@ def parse_fim(value: object) -> FimRecipe | None:
     return value if value.rate != 0 or value.problems() else None
 
 
-def fim_to_plain(fim: FimRecipe | None) -> Any:
+def fim_to_plain(fim: FimRecipe) -> Any:
     """Return the plain value: the rate alone if everything else has its default."""
-    if fim is None:
-        return None
-    settings, defaults = to_plain(fim), to_plain(FimRecipe())
-    plain = {name: value for name, value in settings.items() if value != defaults[name] or name == "rate"}
-    # 1 and 1.0 are one recipe and must have one fingerprint.
-    plain |= {name: float(plain[name]) for name in ("rate", "spm_rate") if name in plain}
+    plain = to_plain(fim)
     return plain["rate"] if len(plain) == 1 else plain
+
+
+def parse_names(value: object) -> Any:
+    """Parse names from ``NAME,NAME`` or a list; return other values unchanged."""
+    if isinstance(value, str):
+        return tuple(filter(None, (name.strip() for name in value.split(","))))
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
 
 
 _TEXT_FIELD_CONFLICT = "text_field: cannot be combined with a mapping; name its column in the mapping: text=..."
@@ -159,6 +163,11 @@ def _find_split_problem(split_on: object) -> str:
     return f"is not known; did you mean {word!r}?"
 
 
+# Names from a text with commas or a list.
+_NamesSetting = partial(Setting, parse=parse_names, keyword=str | Sequence[str], omit_default=True)
+_NamesOption = partial(_NamesSetting, option_type=str)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRecipe:
     r"""Settings of reading records and text files.
@@ -180,10 +189,9 @@ class ReadRecipe:
     ] = field(default_factory=dict)
     ignore: Annotated[
         tuple[str, ...],
-        Setting(
+        _NamesOption(
             help="Columns and message keys to treat as absent, separated by commas: lang,score.",
             check=_find_ignore_problem,
-            option_type=str,
         ),
     ] = ()
     input_split: Annotated[
@@ -193,6 +201,7 @@ class ReadRecipe:
             "(train[:1%], train[1000:2000]).",
             check=find_input_split_problem,
             shown_default="train, or the only one",
+            omit_default=True,
         ),
     ] = None
     val_from: Annotated[
@@ -201,6 +210,7 @@ class ReadRecipe:
             help="Split of the inputs that becomes the val subset; it replaces --val-fraction.",
             check=find_input_split_problem,
             shown_default="no split",
+            omit_default=True,
         ),
     ] = None
     encoding: Annotated[
@@ -209,24 +219,23 @@ class ReadRecipe:
             help="Encoding of text, JSON and CSV files: gb18030, shift_jis, cp1252, utf-16.",
             check=_find_encoding_problem,
             shown_default="utf-8",
+            omit_default=True,
         ),
     ] = None
     include: Annotated[
         tuple[str, ...],
-        Setting(
+        _NamesOption(
             help="Files of folders and archives to read, as globs separated by commas: *.jsonl,logs. A glob "
             "without a slash matches the name of a file or folder, another one the end of a path.",
             check=_find_globs_problem,
-            option_type=str,
             shown_default="all",
         ),
     ] = ()
     exclude: Annotated[
         tuple[str, ...],
-        Setting(
+        _NamesOption(
             help="Files of folders and archives to leave out, in the form of --include.",
             check=_find_globs_problem,
-            option_type=str,
             shown_default="none",
         ),
     ] = ()
@@ -234,20 +243,23 @@ class ReadRecipe:
         bool,
         Setting(
             help="Go on if more than 1 % of the data files or bytes of a folder or archive cannot be read. They are "
-            "left out, and listed in any case."
+            "left out, and listed in any case.",
+            omit_default=True,
         ),
     ] = False
     prompts: Annotated[
         bool,
-        Setting(help="Store only the prompts of the records, for trainers that generate the answers (GRPO)."),
+        Setting(
+            help="Store only the prompts of the records, for trainers that generate the answers (GRPO).",
+            omit_default=True,
+        ),
     ] = False
     carry: Annotated[
         tuple[str, ...],
-        Setting(
+        _NamesOption(
             help="With --prompts: columns to store with each prompt for reward functions, separated by commas: "
             "answer,truth=reward_model.ground_truth.",
             check=_find_carry_problem,
-            option_type=str,
         ),
     ] = ()
     split_on: Annotated[
@@ -270,6 +282,9 @@ class ReadRecipe:
             option_type=list,
             metavar="NAMES",
             shown_default="none",
+            parse=parse_clean_steps,
+            keyword=Sequence[CleanStep | str | Mapping[str, Any]],
+            plain=clean_steps_to_settings,
         ),
     ] = ()
     fim: Annotated[
@@ -280,9 +295,16 @@ class ReadRecipe:
             option_type=float,
             metavar="RATE",
             shown_default="0",
+            parse=parse_fim,
+            keyword=FimRecipe | float | Mapping[str, Any],
+            plain=fim_to_plain,
+            omit_default=True,
         ),
     ] = None
-    media: MediaRecipe | None = None
+    media: Annotated[
+        MediaRecipe | None,
+        WrittenForm(parse=parse_media, keyword=MediaRecipe | Mapping[str, Any], omit_default=True),
+    ] = None
 
     @property
     def carried_columns(self) -> dict[str, str] | None:
@@ -318,6 +340,8 @@ class ReadRecipe:
 
 # Far above any number of records.
 MAX_SAMPLES = 10**15
+_SourceSetting = partial(Setting, omit_default=True)
+_LABELS = ("name", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,58 +351,68 @@ class SourceRecipe:
     ``location`` names the setting in messages.
     """
 
-    data_type: Annotated[InputFormat | None, Setting(help="Format of the files.", shown_default="detected")] = None
-    name: Annotated[str | None, Setting(help="Label of the documents; recorded in the store.")] = None
+    data_type: Annotated[InputFormat | None, _SourceSetting(help="Format of the files.", shown_default="detected")] = (
+        None
+    )
+    name: Annotated[str | None, _SourceSetting(help="Label of the documents; recorded in the store.")] = None
     weight: Annotated[
         float | None,
-        Setting(
+        _SourceSetting(
             help="Share among the inputs, above 0; recorded in the store.",
             check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
+            # 2 and 2.0 are one weight.
+            plain=float,
         ),
     ] = None
     media_folder: Annotated[
-        str | None, Setting(help="Folder or URL that the paths of media start from; None for the recipe's.")
+        str | None, _SourceSetting(help="Folder or URL that the paths of media start from; None for the recipe's.")
     ] = None
     text_field: Annotated[
         str | None,
-        Setting(help="Field of a record that holds the text. Without it and a mapping, the recipe's applies."),
+        _SourceSetting(help="Field of a record that holds the text. Without it and a mapping, the recipe's applies."),
     ] = None
     mapping: Annotated[
         Mapping[str, str],
-        Setting(help="Columns by role. Without it and a text_field, the recipe's mapping applies.", check=lambda _: ""),
+        _SourceSetting(
+            help="Columns by role. Without it and a text_field, the recipe's mapping applies.", check=lambda _: ""
+        ),
     ] = field(default_factory=dict)
     ignore: Annotated[
         tuple[str, ...],
-        Setting(help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem),
+        _NamesSetting(
+            help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem
+        ),
     ] = ()
     split: Annotated[
         str | None,
-        Setting(
+        _SourceSetting(
             help="Split of its data sets, as input_split; without it, the recipe's applies.",
             check=find_input_split_problem,
         ),
     ] = None
     encoding: Annotated[
         str | None,
-        Setting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
+        _SourceSetting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
     ] = None
     include: Annotated[
         tuple[str, ...],
-        Setting(help="Globs of its files to read; without any, the recipe's apply.", check=_find_globs_problem),
+        _NamesSetting(help="Globs of its files to read; without any, the recipe's apply.", check=_find_globs_problem),
     ] = ()
     exclude: Annotated[
         tuple[str, ...],
-        Setting(help="Globs of its files to leave out; without any, the recipe's apply.", check=_find_globs_problem),
+        _NamesSetting(
+            help="Globs of its files to leave out; without any, the recipe's apply.", check=_find_globs_problem
+        ),
     ] = ()
     subset: Annotated[
         Literal["train", "val", "test"] | None,
-        Setting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
+        _SourceSetting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
     ] = None
     max_samples: Annotated[
-        int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
+        int | None, _SourceSetting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     num_samples: Annotated[
-        int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
+        int | None, _SourceSetting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     location: str = field(default="", compare=False)
 
@@ -404,17 +438,12 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
 
     A declared data_type is not recorded. Labels (name and weight) do not change documents.
     """
-    names = (
-        *("text_field", "mapping", "ignore", "split", "encoding", "include", "exclude", "subset"),
-        *("max_samples", "num_samples"),
-        *(("name", "weight") if include_labels else ()),
-    )
     plain = []
     for source in sources:
-        # 2 and 2.0 are one weight.
-        settings = {**to_plain(source), "weight": source.weight and float(source.weight)}
-        source_plain = {name: settings[name] for name in names if settings[name]}
-        plain.append(source_plain | media_folder_to_plain(source.media_folder, "media_folder"))
+        settings = to_plain(replace(source, data_type=None, media_folder=None))
+        labels = {name: settings.pop(name) for name in _LABELS if name in settings}
+        folder = media_folder_to_plain(source.media_folder, "media_folder")
+        plain.append(settings | (labels if include_labels else {}) | folder)
     return plain if any(plain) else []
 
 

@@ -3,12 +3,12 @@
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, Protocol, TypedDict, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import xxhash
 
@@ -28,9 +28,10 @@ from batchloom.core.files import read_regular_file
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import (
     Setting,
+    WrittenForm,
     as_int,
+    build_settings,
     find_problems,
-    find_unknown_settings,
     is_text,
     quote_value,
     raise_problems,
@@ -41,22 +42,17 @@ from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.dedup.near_duplicates import MINHASH_VERSION, choose_banding
 from batchloom.preparation.settings.clean_recipe import (
     clean_steps_to_plain,
-    clean_steps_to_settings,
     fingerprint_step_files,
 )
-from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_plain
+from batchloom.preparation.settings.media_recipe import media_to_plain
 from batchloom.preparation.settings.read_recipe import (
-    FimRecipe,
     ReadRecipe,
     SourceRecipe,
-    fim_to_plain,
     normalize_encoding,
     sources_to_plain,
 )
-from batchloom.preparation.settings.run_settings import RunOptions
 from batchloom.sources import SplitRequest, parse_split
 from batchloom.store.format import Banding
-from batchloom.text import CleanStep
 
 OverlongPolicy = Literal["drop", "truncate", "truncate-left", "truncate-turns", "split", "error"]
 OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
@@ -171,6 +167,32 @@ class DedupRecipe:
         return []
 
 
+def parse_dedup(value: object) -> DedupRecipe:
+    """Parse deduplication from a mode, settings with a mode, or a DedupRecipe.
+
+    Raises:
+        SettingsError: unknown settings, or another type. The recipe reports problems of
+            their values.
+    """
+    if isinstance(value, DedupRecipe):
+        return value
+    if not isinstance(value, Mapping):
+        return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
+    if value.get("mode") is None:
+        raise SettingsError(["dedup.mode: missing; write {mode: near, ...}"])
+    return build_settings(DedupRecipe, value, "dedup.")
+
+
+def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
+    """Return the plain value: the mode alone if everything else has its default."""
+    if dedup.mode != "near":
+        return dedup.mode
+    plain = to_plain(dedup)
+    # Derived settings are left out, so that the result can be parsed again.
+    derived_fields = ("similarity",) if dedup.similarity is None else ("bands", "rows")
+    return {name: value for name, value in plain.items() if name not in derived_fields}
+
+
 Dtype = Literal["auto", "uint16", "int32"]
 
 # Bounds the memory of a shard's index and provenance, for any document lengths.
@@ -181,10 +203,39 @@ _MAX_BAD_COUNT = 10**18
 _BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 # Settings that do not change the bytes of shards.
 _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
-# Nested settings.
-_NESTED_SETTINGS = ("reading", "chat")
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_token_count(text: str) -> int | None:
+    """Parse ``100M``, ``1G`` or ``100_000``; return None if it is no number."""
+    match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
+    if not match or len(text) > _SIZE_CHARACTERS:
+        return None
+    digits, fraction, unit = match.groups()
+    integer_digits = re.sub("[_,]", "", digits)
+    return (
+        round(float(integer_digits + fraction) * _SIZE_UNITS[unit])
+        if fraction
+        else int(integer_digits) * _SIZE_UNITS[unit]
+    )
+
+
+def format_token_count(size: int) -> int | str:
+    """Return the shortest form of a size that is exact."""
+    fitting = [unit for unit, factor in _SIZE_UNITS.items() if unit and size and size % factor == 0]
+    return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
+
+
+def coerce_token_count(value: object) -> object:
+    """Parse a number of tokens from a string; return other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    size = parse_token_count(value)
+    if size is None:
+        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
+        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
+    return size
 
 
 def _parse_date(value: object) -> dt.date | None:
@@ -192,6 +243,11 @@ def _parse_date(value: object) -> dt.date | None:
         return dt.date.fromisoformat(value) if isinstance(value, str) and len(value) == _DATE_CHARACTERS else None
     except ValueError:
         return None
+
+
+def _format_date(value: object) -> object:
+    """Return a date as text; the recipe checks other values."""
+    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value
 
 
 def _find_tool_format_problem(value: object) -> str:
@@ -221,6 +277,9 @@ class ChatRecipe:
             option="--template-arg",
             option_type=list,
             metavar="NAME=VALUE",
+            parse=parse_template_arguments,
+            keyword=Mapping[str, Any] | Sequence[str],
+            omit_default=True,
         ),
     ] = field(default_factory=dict)
     template_date: Annotated[
@@ -230,6 +289,9 @@ class ChatRecipe:
             check=lambda value: "" if _parse_date(value) else "is no date; write YYYY-MM-DD",
             metavar="DATE",
             shown_default=DEFAULT_DATE.isoformat(),
+            parse=_format_date,
+            keyword=str | dt.date,
+            omit_default=True,
         ),
     ] = None
     tool_format: Annotated[
@@ -239,20 +301,23 @@ class ChatRecipe:
             "templates that write none.",
             check=_find_tool_format_problem,
             shown_default="the template's",
+            omit_default=True,
         ),
     ] = None
     tool_arguments: Annotated[
         ToolArguments,
         ChatSetting(
             help="Form in which the template gets the arguments of tool calls: as-is, parse (JSON text becomes an "
-            "object) or text (an object becomes JSON text)."
+            "object) or text (an object becomes JSON text).",
+            omit_default=True,
         ),
     ] = "as-is"
     reasoning: Annotated[
         ReasoningPolicy,
         ChatSetting(
             help="Reasoning of answers: keep, mask (not trained), drop, or split (one sample for each answer, for "
-            "templates that write the last reasoning alone)."
+            "templates that write the last reasoning alone).",
+            omit_default=True,
         ),
     ] = "keep"
     default_system: Annotated[
@@ -262,6 +327,7 @@ class ChatRecipe:
             check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
+            omit_default=True,
         ),
     ] = None
     train_on: Annotated[
@@ -276,7 +342,8 @@ class ChatRecipe:
         TrainOnEos,
         ChatSetting(
             help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the "
-            "last trained turn) or none."
+            "last trained turn) or none.",
+            omit_default=True,
         ),
     ] = "turn"
     max_tokens: Annotated[
@@ -343,6 +410,13 @@ class ChatRecipe:
         return replace(self, train_on=self.train_on or ("completion" if completion else "assistant"))
 
 
+class PretrainedTokenizer(Protocol):
+    """A tokenizer of transformers, which ``prepare`` takes, too."""
+
+    def save_pretrained(self, save_directory: Any) -> object:
+        """Save it to a folder."""
+
+
 def _find_tokenizer_problem(value: object) -> str:
     if not is_text(value):
         return "is not a text of one or more Unicode characters"
@@ -373,7 +447,7 @@ class Recipe:
             help="Tokenizer: bytes, gpt2, train:N (learn N ids from the input), tiktoken:NAME, the path of a "
             "tokenizer.json or its folder, or a Hub id.",
             check=_find_tokenizer_problem,
-            option_type=str,
+            keyword=str | PretrainedTokenizer,
             shown_default="that of a manifest or processor, else gpt2",
         ),
     ] = "gpt2"
@@ -394,6 +468,8 @@ class Recipe:
             option_type=str,
             metavar="SIZE",
             shown_default="100M",
+            parse=coerce_token_count,
+            keyword=int | str,
         ),
     ] = 100_000_000
     dtype: Annotated[
@@ -405,7 +481,8 @@ class Recipe:
     follow_links: Annotated[
         bool,
         Setting(
-            help="Follow symbolic links that lead out of an input folder. Without it they are skipped and counted."
+            help="Follow symbolic links that lead out of an input folder. Without it they are skipped and counted.",
+            omit_default=True,
         ),
     ] = False
     val_fraction: Annotated[
@@ -419,7 +496,10 @@ class Recipe:
             "hashes alone choose."
         ),
     ] = True
-    dedup: DedupRecipe = field(default_factory=DedupRecipe)
+    dedup: Annotated[
+        DedupRecipe,
+        WrittenForm(parse=parse_dedup, keyword=DedupRecipe | str | Mapping[str, Any], plain=dedup_to_plain),
+    ] = field(default_factory=DedupRecipe)
     max_bad: Annotated[
         int | str,
         Setting(
@@ -478,46 +558,30 @@ def is_valid_path(value: object) -> bool:
 
 def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe for a manifest: plain values, no absolute paths."""
-    plain = to_plain(replace(recipe, sources=()))
+    plain = to_plain(replace(recipe, sources=(), reading=_make_portable(recipe.reading)))
     plain["inputs"] = make_input_labels(recipe.inputs)
-    if not recipe.follow_links:
-        del plain["follow_links"]
     if not is_balanced(recipe):
-        # Manifests of versions without this setting lack it, too.
         del plain["balance_subsets"]
     plain["sources"] = sources_to_plain(recipe.sources)
-    plain["reading"]["clean"] = clean_steps_to_settings(clean_steps_to_plain(recipe.reading.clean))
-    if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
-        plain["reading"]["clean_files"] = files_fingerprint
-    plain["reading"]["encoding"] = normalize_encoding(recipe.reading.encoding or "utf-8")
-    # Newer settings are left out at their defaults, so that older recipes stay equal.
-    for name in ("ignore", "prompts", "carry", "input_split", "encoding", "include", "exclude", "val_from"):
-        if not plain["reading"][name]:
-            plain["reading"].pop(name)
-    # Without it, the same files are read or none.
-    plain["reading"].pop("allow_skipped")
-    plain["reading"].pop("fim")
-    if recipe.reading.fim is not None:
-        plain["reading"]["fim"] = fim_to_plain(recipe.reading.fim)
-    plain["reading"].pop("media")
-    if recipe.reading.media is not None:
-        plain["reading"]["media"] = media_to_plain(recipe.reading.media)
-    plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    for name in (
-        "template_args",
-        "template_date",
-        "tool_format",
-        "tool_arguments",
-        "reasoning",
-        "default_system",
-        "train_on_eos",
-    ):
-        if getattr(recipe.chat, name) == getattr(ChatRecipe(), name):
-            plain["chat"].pop(name)
+    if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
+        plain["reading"]["clean_files"] = files_fingerprint
+    if recipe.reading.media is not None:
+        plain["reading"]["media"] = media_to_plain(recipe.reading.media)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
+
+
+def _make_portable(reading: ReadRecipe) -> ReadRecipe:
+    """Return the settings of reading that make the same documents anywhere."""
+    return replace(
+        reading,
+        clean=clean_steps_to_plain(reading.clean),
+        encoding=normalize_encoding(reading.encoding or "utf-8") or None,
+        # Without it, the same files are read or none.
+        allow_skipped=False,
+    )
 
 
 def is_balanced(recipe: Recipe) -> bool:
@@ -571,11 +635,10 @@ def _describe_setting_change(name: str, old: Any, new: Any) -> str:
     return f"{step}: {setting}: {quote_value(then.get(setting))} -> {quote_value(now.get(setting))}"
 
 
-def flatten_settings(plain: dict[str, Any]) -> dict[str, Any]:
+def flatten_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plain recipe, by their names in ``prepare``."""
-    flat = {field.name: plain.get(field.name) for field in fields(Recipe)}
-    groups = [flat.pop(name) or {} for name in _NESTED_SETTINGS]
-    return {name: value for group in (flat, *groups) for name, value in group.items()}
+    own: dict[str, Any] = {name: value for name, value in plain.items() if name not in ("reading", "chat")}
+    return own | (plain.get("reading") or {}) | (plain.get("chat") or {})
 
 
 def count_allowed_bad(max_bad: int | str, records: int) -> int:
@@ -634,151 +697,6 @@ def _check_combinations(recipe: Recipe) -> list[str]:
     return problems
 
 
-def parse_token_count(text: str) -> int | None:
-    """Parse ``100M``, ``1G`` or ``100_000``; return None if it is no number."""
-    match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
-    if not match or len(text) > _SIZE_CHARACTERS:
-        return None
-    digits, fraction, unit = match.groups()
-    integer_digits = re.sub("[_,]", "", digits)
-    return (
-        round(float(integer_digits + fraction) * _SIZE_UNITS[unit])
-        if fraction
-        else int(integer_digits) * _SIZE_UNITS[unit]
-    )
-
-
-def format_token_count(size: int) -> int | str:
-    """Return the shortest form of a size that is exact."""
-    fitting = [unit for unit, factor in _SIZE_UNITS.items() if unit and size and size % factor == 0]
-    return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
-
-
-def coerce_token_count(value: object) -> object:
-    """Parse a number of tokens from a string; return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    size = parse_token_count(value)
-    if size is None:
-        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
-        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
-    return size
-
-
-def parse_names(value: object, setting: str = "ignore") -> tuple[Any, ...]:
-    """Parse names from ``NAME,NAME`` or a list; the recipe checks each.
-
-    Raises:
-        SettingsError: neither a string nor a list.
-    """
-    if isinstance(value, str):
-        return tuple(filter(None, (name.strip() for name in value.split(","))))
-    if isinstance(value, Mapping) or not isinstance(value, Iterable):
-        raise SettingsError([f"{setting}: {quote_value(value)} is no list of names; write a list"])
-    return tuple(value)
-
-
-def parse_dedup(value: object) -> DedupRecipe:
-    """Parse deduplication from a mode, settings with a mode, or a DedupRecipe.
-
-    Raises:
-        SettingsError: unknown settings, or another type. The recipe reports problems of
-            their values.
-    """
-    if isinstance(value, DedupRecipe):
-        return value
-    if not isinstance(value, Mapping):
-        return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
-    field_names = [field.name for field in fields(DedupRecipe)]
-    problems = find_unknown_settings(value, field_names, "dedup.")
-    if "mode" not in value:
-        problems.append("dedup.mode: missing; write {mode: near, ...}")
-    raise_problems(problems)
-    return DedupRecipe(**value)
-
-
-def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
-    """Return the plain value: the mode alone if everything else has its default."""
-    if dedup.mode != "near":
-        return dedup.mode
-    plain = to_plain(dedup)
-    # Derived settings are left out, so that the result can be parsed again.
-    derived_fields = ("similarity",) if dedup.similarity is None else ("bands", "rows")
-    return {name: value for name, value in plain.items() if name not in derived_fields}
-
-
-class PretrainedTokenizer(Protocol):
-    """A tokenizer of transformers, which ``prepare`` takes, too."""
-
-    def save_pretrained(self, save_directory: Any) -> object:
-        """Save it to a folder."""
-
-
-class DocumentOptions(TypedDict, total=False):
-    """Settings that determine how documents are read; None is unset."""
-
-    tokenizer: str | PretrainedTokenizer | None
-    end_token: str | None
-    text_field: str | None
-    mapping: Mapping[str, str] | None
-    ignore: str | Sequence[str] | None
-    prompts: bool | None
-    carry: str | Sequence[str] | None
-    input_split: str | None
-    val_from: str | None
-    encoding: str | None
-    include: str | Sequence[str] | None
-    exclude: str | Sequence[str] | None
-    split_on: str | None
-    normalize: bool | None
-    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None
-    media: MediaRecipe | Mapping[str, Any] | None
-    max_bad: int | str | None
-    template: str | None
-    template_args: Mapping[str, Any] | Sequence[str] | None
-    template_date: str | dt.date | None
-    tool_format: str | None
-    tool_arguments: ToolArguments | None
-    reasoning: ReasoningPolicy | None
-    default_system: str | None
-    train_on: str | None
-    train_on_eos: TrainOnEos | None
-    max_tokens: int | None
-    follow_links: bool | None
-    allow_skipped: bool | None
-
-
-class StreamedOptions(DocumentOptions, total=False):
-    """Settings of documents that are tokenized during training; None is unset."""
-
-    dtype: Dtype | None
-    val_fraction: float | None
-    test_fraction: float | None
-
-
-class PrepareOptions(StreamedOptions, RunOptions, total=False):
-    """Settings of a store and of the run that makes it; None is unset."""
-
-    fim: FimRecipe | float | Mapping[str, Any] | None
-    dedup: DedupRecipe | str | Mapping[str, Any] | None
-    tokens_per_shard: int | None
-    balance_subsets: bool | None
-    overlong: OverlongPolicy | None
-    prove: bool | None
-
-
-def _format_date(value: object) -> object:
-    """Return a date as text; the recipe checks other values."""
-    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value
-
-
-# Settings of conversations with a short form, and what expands it.
-CHAT_SHORT_FORMS: dict[str, Callable[[Any], Any]] = {
-    "template_args": parse_template_arguments,
-    "template_date": _format_date,
-}
-
-
 # Names that other libraries give to these settings.
 _OTHER_NAMES = {
     **dict.fromkeys(("num_proc", "num_workers", "n_workers"), "workers"),
@@ -796,7 +714,7 @@ def check_option_names(function: str, options: Mapping[str, object], declared: t
     Args:
         function: name of the called function.
         options: the given keyword arguments.
-        declared: the ``TypedDict`` that declares them.
+        declared: the ``TypedDict`` that declares them, from ``keywords.py``.
     """
     names = declared.__annotations__
     for name in options:

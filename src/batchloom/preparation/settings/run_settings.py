@@ -5,9 +5,17 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
-from batchloom.core.settings import Setting, as_int, find_problems, raise_problems
+from batchloom.core.settings import (
+    Setting,
+    WrittenForm,
+    as_int,
+    build_settings,
+    find_problems,
+    list_setting_names,
+    raise_problems,
+)
 from batchloom.core.wording import parse_size
 from batchloom.sources import ReadLimits
 
@@ -39,6 +47,18 @@ def _find_folder_problem(value: object) -> str:
     return "" if isinstance(value, Path) else "is no path; name a folder"
 
 
+def _parse_worker_count(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _parse_memory(value: object) -> object:
+    return parse_size(value) or value if isinstance(value, str) else value
+
+
+def _parse_folder(value: object) -> object:
+    return Path(value) if isinstance(value, str | os.PathLike) else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSettings:
     """Settings of the executor of a job."""
@@ -48,6 +68,7 @@ class ExecutionSettings:
         RunSetting(
             help="Number of units processed in parallel, or auto.",
             check=_find_worker_problem,
+            parse=_parse_worker_count,
             option_type=str,
         ),
     ] = "auto"
@@ -64,6 +85,8 @@ class ExecutionSettings:
         RunSetting(
             help="Maximum memory of a worker (2G, 700M). A worker that needs more is restarted.",
             check=_find_memory_problem,
+            parse=_parse_memory,
+            keyword=int | str,
             option_type=str,
             metavar="SIZE",
             shown_default="no limit",
@@ -81,7 +104,7 @@ class ExecutionSettings:
 class RunSettings:
     """Settings of a run."""
 
-    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    execution: Annotated[ExecutionSettings, WrittenForm(prefix="")] = field(default_factory=ExecutionSettings)
     append: Annotated[
         bool,
         RunSetting(
@@ -122,6 +145,8 @@ class RunSettings:
         RunSetting(
             help="Local folder in which a store for a remote --out is made.",
             check=_find_folder_problem,
+            parse=_parse_folder,
+            keyword=str | os.PathLike[str],
             shown_default="a folder of the user's cache",
         ),
     ] = None
@@ -144,38 +169,13 @@ class RunSettings:
         return [*astuple(self.limits)[:-1], self.unit_bytes]
 
 
-class ExecutionOptions(TypedDict, total=False):
-    """Fields of :class:`ExecutionSettings`; None is unset."""
-
-    workers: int | Literal["auto"] | None
-    engine: ExecutorName | None
-    address: str | None
-    memory_per_worker: int | str | None
-
-
-class RunOptions(ExecutionOptions, total=False):
-    """Fields of :class:`RunSettings` and its executor; None is unset."""
-
-    append: bool | None
-    restart: bool | None
-    hash_inputs: bool | None
-    dry_run: bool | None
-    streaming: bool | None
-    work: str | os.PathLike[str] | None
-    for_loader: bool | None
+# Names of the settings of a run, with those of its executor.
+RUN_SETTINGS = list_setting_names(RunSettings)
 
 
 def make_run_settings(options: Mapping[str, Any]) -> RunSettings:
-    """Build the settings of a run from the :class:`RunOptions` that are given.
+    """Build the settings of a run from those of its options among the given ones.
 
     Numbers and sizes may be texts, as on the command line: ``"4"``, ``"2G"``.
     """
-    given = {name: options[name] for name in RunOptions.__annotations__ if options.get(name) is not None}
-    if isinstance(work := given.get("work"), str | os.PathLike):
-        given["work"] = Path(work)
-    if isinstance(workers := given.get("workers"), str) and workers.isdecimal():
-        given["workers"] = int(workers)
-    if isinstance(memory := given.get("memory_per_worker"), str):
-        given["memory_per_worker"] = parse_size(memory) or memory
-    execution = {name: given.pop(name) for name in ExecutionOptions.__annotations__ if name in given}
-    return RunSettings(execution=ExecutionSettings(**execution), **given)
+    return build_settings(RunSettings, {name: options[name] for name in RUN_SETTINGS if name in options})
