@@ -20,6 +20,7 @@ from batchloom.core.files import replace_file
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.preparation.keywords import PrepareOptions
+from batchloom.preparation.listing.input_listing import list_inputs
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import (
     Listener,
@@ -30,7 +31,7 @@ from batchloom.preparation.report.progress import (
     log_note,
 )
 from batchloom.preparation.report.report import read_report
-from batchloom.preparation.request.inputs import InputArgument, default_tokenizer, list_inputs
+from batchloom.preparation.request.inputs import InputArgument, default_tokenizer
 from batchloom.preparation.request.python_data import PythonRows, write_python_data
 from batchloom.preparation.request.recipe_choice import (
     PrepareRequest,

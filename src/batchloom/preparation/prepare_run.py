@@ -46,6 +46,7 @@ from batchloom.preparation.documents.tokenizer_choice import (
     choose_job_tokenizer,
     find_unused_columns,
 )
+from batchloom.preparation.listing.input_listing import is_named, leave_out_unfit
 from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardSettings,
@@ -79,7 +80,6 @@ from batchloom.preparation.report.report import (
     encode_report,
     write_report_page,
 )
-from batchloom.preparation.request.inputs import is_named, leave_out_unfit
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (

@@ -13,10 +13,10 @@ import xxhash
 from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.core.errors import SettingsError, StoreConflictError, StoreError
 from batchloom.core.files import find_cache_folder, lock_exclusively
+from batchloom.preparation.listing.input_listing import list_inputs
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, make_result
 from batchloom.preparation.report.report import parse_report, read_report, write_report_page
-from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import RequestedJob
 from batchloom.preparation.settings.run_settings import RunSettings

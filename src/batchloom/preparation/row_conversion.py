@@ -31,8 +31,9 @@ from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
+from batchloom.preparation.listing.input_listing import list_inputs
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
-from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
+from batchloom.preparation.request.inputs import check_no_manifests, split_sample_count
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_names
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
 from batchloom.preparation.units.unit_report import encode_quarantine_line

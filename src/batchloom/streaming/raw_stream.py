@@ -49,9 +49,10 @@ from batchloom.preparation.documents import (
     choose_job_tokenizer,
     make_media_encoder,
 )
+from batchloom.preparation.listing import list_inputs
 from batchloom.preparation.phases import WorkerSetup, collect_versions
 from batchloom.preparation.report import PrepareResult, log_note
-from batchloom.preparation.request import InputArgument, RecipeReference, list_inputs
+from batchloom.preparation.request import InputArgument, RecipeReference
 from batchloom.preparation.settings import (
     build_step_indexes,
     check_option_names,

@@ -10,9 +10,9 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import DamagedFileError, InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS, UNTRAINED_RULE
+from batchloom.preparation.listing.input_listing import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
-from batchloom.preparation.request.inputs import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import (

@@ -3,9 +3,6 @@ from .inputs import (
     as_input_tuple as as_input_tuple,
     default_tokenizer as default_tokenizer,
     input_name as input_name,
-    is_named as is_named,
-    leave_out_unfit as leave_out_unfit,
-    list_inputs as list_inputs,
     resolve_inputs as resolve_inputs,
 )
 from .recipe_choice import (

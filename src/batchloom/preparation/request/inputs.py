@@ -2,65 +2,36 @@
 
 import os
 import re
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from batchloom.core.addresses import (
-    STANDARD_INPUT,
-    is_glob,
-    is_url,
-    is_url_or_stdin,
-    make_input_labels,
-    redact_url,
-    strip_file_scheme,
-)
-from batchloom.core.errors import DamagedFileError, InputError, InputMissingError, SchemaError, SettingsError
+from batchloom.core.addresses import STANDARD_INPUT, is_glob, is_url, is_url_or_stdin, redact_url, strip_file_scheme
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
-from batchloom.core.wording import format_count, format_list
+from batchloom.core.wording import format_list
 from batchloom.media import FrameSampling
-from batchloom.preparation.request.json_objects import leave_out_objects
-from batchloom.preparation.settings.dataset_config import (
-    MULTIMODAL_TYPES,
-    DatasetConfig,
-    DatasetEntry,
-    DatasetType,
-)
+from batchloom.preparation.settings.dataset_config import MULTIMODAL_TYPES, DatasetConfig, DatasetEntry, DatasetType
 from batchloom.preparation.settings.dataset_file import ConfigLocation
 from batchloom.preparation.settings.media_recipe import MediaRecipe, has_only_tokenizer
-from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe, normalize_encoding
-from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
+from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
+from batchloom.preparation.settings.recipe import as_recipe_inputs
 from batchloom.sources import (
-    DetectedFile,
     LinkBounds,
-    PartReader,
-    ReadLimits,
-    ReadRules,
-    RowRange,
-    SourceListing,
-    SourcePart,
-    SplitRequest,
     describe_missing_input,
     find_hub_name,
     find_preset,
     is_inside,
-    list_sources,
     parse_hub_name,
     parse_split,
     strip_wildcard_part,
 )
-from batchloom.sources.files import RecordSample, Source, Spool, choose_random_records
 
 InputArgument: TypeAlias = str | os.PathLike[str] | DatasetConfig
 
 _PRESET = "fineweb-edu"
 _MAX_LISTED = 5
-# Share of the data files or bytes of an input that may be left out.
-_MAX_UNREAD = 0.01
 _DEFAULT_TOKENIZER = "gpt2"
 
 
@@ -476,246 +447,6 @@ def _split_path(entry: DatasetEntry, path: str, location: str) -> tuple[str, str
     if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
         return _check_hub_settings(replace(entry, split=None), inside, location), None
     return _check_hub_settings(entry, path, location), entry.split
-
-
-def list_inputs(
-    recipe: Recipe,
-    spool: Spool | None = None,
-    *,
-    exclude: Path | None = None,
-    streaming: bool | None = None,
-    detected_files: Mapping[str, DetectedFile] | None = None,
-    any_columns: bool = False,
-) -> SourceListing:
-    """List the files of a recipe's inputs; see :func:`list_sources`.
-
-    With ``any_columns``, JSON objects need no columns that become documents.
-
-    Raises:
-        InputError: two inputs name a file with different settings; a file is read once.
-    """
-    sources = [recipe.source(number) for number in range(len(recipe.inputs))]
-    declared_inputs = [
-        replace(
-            source.declared_input,
-            follow_links=recipe.follow_links,
-            split=recipe.split(number),
-            val_split=recipe.val_split,
-            encoding=normalize_encoding(source.encoding or recipe.reading.encoding or "utf-8"),
-            subset=source.subset or "",
-            include=source.include or recipe.reading.include,
-            exclude=source.exclude or recipe.reading.exclude,
-            keeps_tags=all(step.name != "html" for step in recipe.reading.clean),
-        )
-        for number, source in enumerate(sources)
-    ]
-    listing = list_sources(
-        recipe.inputs,
-        declared_inputs=declared_inputs,
-        exclude=exclude,
-        spool=spool,
-        streaming=streaming,
-        detected_files=detected_files,
-        media=recipe.reading.media is not None,
-    )
-    for name, first, second, is_val_too in listing.duplicates:
-        if is_val_too and (_get_rows(recipe.split(first)) is None or _get_rows(recipe.val_split) is None):
-            raise InputError(
-                f"{name} is read for training and for val: name two splits, or two ranges of rows, such as "
-                "--input-split 'train[5%:]' --val-from 'train[:5%]', or leave the file out."
-            )
-        if recipe.source(first) != recipe.source(second):
-            first_location, second_location = (_describe_input(recipe, number) for number in (first, second))
-            raise InputError(
-                f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
-                "is read only once; leave one of them out."
-            )
-    if not recipe.reading.allow_skipped:
-        _refuse_unread(listing)
-    if not any_columns:
-        listing = leave_out_objects(listing, recipe)
-    return _sample_inputs(listing, recipe)
-
-
-def _refuse_unread(listing: SourceListing) -> None:
-    """Refuse inputs if more than 1 % of their data would be left out.
-
-    Raises:
-        InputError: names the files, and how to make them readable.
-    """
-    for unread in listing.unread:
-        if unread.files > _MAX_UNREAD * unread.all_files or unread.bytes > _MAX_UNREAD * unread.all_bytes:
-            examples = "; ".join(f"{name} ({label}): {remedy}" for name, label, remedy in unread.examples)
-            raise InputError(
-                f"{unread.input}: {unread.files:,} of {format_count(unread.all_files, 'data file')} cannot be read. "
-                f"{examples}. Mend them, or leave them out with --allow-skipped."
-            )
-
-
-def is_named(source: Source, recipe: Recipe) -> bool:
-    """Return whether an input names this file itself, not its folder or archive."""
-    return source.member is None and source.path == recipe.inputs[source.input]
-
-
-def leave_out_unfit(
-    listing: SourceListing, unfit: Sequence[tuple[Source, InputError]], recipe: Recipe
-) -> SourceListing:
-    """Leave out files of folders and archives that are damaged or fit no schema.
-
-    The notes of the result are those about these files.
-
-    Raises:
-        InputError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
-    """
-    notes = []
-    for number, label in enumerate(make_input_labels(recipe.inputs)):
-        errors = [(source, error) for source, error in unfit if source.input == number]
-        if not errors:
-            continue
-        sizes = [source.size for source in listing.sources if source.input == number]
-        unfit_bytes, first = sum(source.size for source, _ in errors), errors[0][1]
-        is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
-        if is_too_much and not recipe.reading.allow_skipped:
-            others = len(unfit) < len(listing.sources)
-            remedy = "; --allow-skipped leaves such files out" if others else ""
-            raise _make_unfit_error([error for _, error in errors], remedy) from first
-        count = format_count(len(errors), "file")
-        notes.append(f"Left out of {label}: {count} that cannot be read, first {str(first).rstrip('.')}.")
-    names = {source.name for source, _ in unfit}
-    sources = [source for source in listing.sources if source.name not in names]
-    if not sources:
-        raise unfit[0][1]
-    return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes))
-
-
-def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
-    """Return the error for too many files that cannot be read; it lists the first."""
-    first = errors[0]
-    reason = f"{str(first).rstrip('.')}{remedy}."
-    if len(errors) > 1:
-        lines = [f"  {error}" for error in errors[:_MAX_LISTED]]
-        lines += [f"  and {len(errors) - _MAX_LISTED:,} more"] if len(errors) > _MAX_LISTED else []
-        reason = "\n".join([f"{len(errors):,} files cannot be read{remedy}:", *lines])
-    if isinstance(first, SchemaError):
-        return SchemaError(reason, first.columns, first.suggestion)
-    return DamagedFileError(reason)
-
-
-def describe_exclusion(source: Source) -> str:
-    """Describe how to leave out a file, or the archive that it is in."""
-    name = source.name if source.member is None else source.member.archive.name
-    # A comma separates patterns.
-    pattern = re.sub(r"[\[*?]", r"[\g<0>]", name).replace(",", "?")
-    return f"To leave it out: --exclude {shlex.quote(pattern)}"
-
-
-def _describe_input(recipe: Recipe, number: int) -> str:
-    """Return an input as it was given."""
-    source = recipe.source(number)
-    count = "" if source.num_samples is None else f"#{source.num_samples}"
-    return source.location or f"{recipe.inputs[number]}{count}"
-
-
-def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
-    """Restrict the inputs that have a number of samples to these records."""
-    numbers = range(len(recipe.inputs))
-    is_sampled = any(source.max_samples or source.num_samples for source in recipe.sources)
-    splits = [recipe.val_split, *map(recipe.split, numbers)]
-    if not is_sampled and not any(map(_get_rows, splits)):
-        return listing
-    rules = replace(recipe.reading.rules(ReadLimits()), text_field=None)
-    notes = list(listing.notes)
-    # Of each input, those of the split that becomes val are apart.
-    source_groups: dict[tuple[int, bool], list[Source]] = {}
-    for source in listing.sources:
-        is_val = recipe.val_split is not None and source.subset == "val"
-        source_groups.setdefault((source.input, is_val), []).append(source)
-    for (number, is_val), listed in source_groups.items():
-        settings = recipe.source(number)
-        name = settings.name or make_input_labels([recipe.inputs[number]])[0]
-        if rows := _get_rows(recipe.val_split if is_val else recipe.split(number)):
-            source_groups[number, is_val], note = _choose_rows(listed, rows, rules)
-        elif not is_val and (settings.max_samples or settings.num_samples):
-            source_groups[number, is_val], note = _choose_records(listed, settings, rules)
-        else:
-            continue
-        notes.append(f"{name}: {note}.")
-    chosen = tuple(source for sources in source_groups.values() for source in sources)
-    _refuse_common_rows(chosen)
-    return replace(listing, sources=chosen, notes=tuple(notes))
-
-
-def _refuse_common_rows(sources: Sequence[Source]) -> None:
-    """Refuse rows of a file that are read for training and for val."""
-    rows_by_path: dict[str, list[tuple[str, Collection[int]]]] = {}
-    for source in sources:
-        if source.sample is None:
-            continue
-        rows = source.sample.choose()
-        earlier = rows_by_path.setdefault(source.path, [])
-        if any(subset != source.subset and not set(rows).isdisjoint(others) for subset, others in earlier):
-            raise InputError(
-                f"{source.name}: --input-split and --val-from read the same rows; name two ranges, such as "
-                "--input-split 'train[5%:]' --val-from 'train[:5%]'."
-            )
-        earlier.append((source.subset, rows))
-
-
-def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:
-    """Return the sources of an input with their chosen records, and a note."""
-    count = min(filter(None, (settings.max_samples, settings.num_samples)))
-    is_random, chosen, before = settings.num_samples is not None, list[RecordSample](), 0
-    record_counts: list[int] = []
-    for source in sources:
-        if is_random or len(sources) > 1:
-            record_counts.append(_count_records(source, rules, None if is_random else count - before))
-        chosen.append(RecordSample(count, None, before))
-        before += record_counts[-1] if record_counts else 0
-        if not is_random and before >= count:
-            break
-    if not is_random:
-        sampled_sources = [replace(source, sample=sample) for source, sample in zip(sources, chosen, strict=False)]
-        verb = "is" if count == 1 else "are"
-        return sampled_sources, f"at most its first {format_count(count, 'record')} {verb} read"
-    if count >= before:
-        few = f", fewer than {count:,}" if count > before else ""
-        return list(sources), f"all of its {format_count(before, 'record')} are read once{few}"
-    numbers = choose_random_records(before, count)
-    sampled_sources = [
-        replace(source, sample=replace(sample, total=before))
-        for source, sample, records in zip(sources, chosen, record_counts, strict=True)
-        if ((numbers >= sample.before) & (numbers < sample.before + records)).any()
-    ]
-    return sampled_sources, f"{count:,} of its {format_count(before, 'record')} are read, chosen at random"
-
-
-def _get_rows(split: SplitRequest | None) -> RowRange | None:
-    return None if split is None else split.rows
-
-
-def _choose_rows(sources: Sequence[Source], rows: RowRange, rules: ReadRules) -> tuple[list[Source], str]:
-    """Return the sources of an input with a range of their records, and a note."""
-    stops = list(accumulate(_count_records(source, rules, None) for source in sources))
-    chosen = rows.resolve(stops[-1] if stops else 0)
-    sampled_sources = [
-        replace(source, sample=RecordSample(chosen.stop, None, before, chosen.start))
-        for source, before, stop in zip(sources, [0, *stops], stops, strict=False)
-        if before < chosen.stop and chosen.start < stop
-    ]
-    return sampled_sources, (
-        f"records {chosen.start:,} to {chosen.stop - 1:,} of {stops[-1]:,} are read" if chosen else "no record is read"
-    )
-
-
-def _count_records(source: Source, rules: ReadRules, most: int | None) -> int:
-    """Return the number of records of a source; counting may stop at ``most``."""
-    count = 0
-    with PartReader(SourcePart(source, 0, source.size), rules) as reader:
-        for batch in reader:
-            count += len(batch.values) + len(batch.bad)
-            if most is not None and count >= most:
-                break
-    return count
 
 
 def hoist_common_settings(

@@ -11,13 +11,7 @@ import xxhash
 import yaml
 
 from batchloom.chat import TEMPLATE_NAMES
-from batchloom.core.addresses import (
-    STANDARD_INPUT,
-    is_url,
-    is_url_or_stdin,
-    redact_url,
-    strip_file_scheme,
-)
+from batchloom.core.addresses import STANDARD_INPUT, is_url, is_url_or_stdin, redact_url, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name, describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import (
@@ -37,12 +31,7 @@ from batchloom.preparation.settings.dataset_config import DatasetConfig
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import (
-    ChatRecipe,
-    Recipe,
-    flatten_settings,
-    format_token_count,
-)
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, flatten_settings, format_token_count
 from batchloom.sources import detect_kind_by_name, parse_hub_name, strip_wildcard_part
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, read_manifest
 from batchloom.store.format import (

@@ -40,17 +40,9 @@ from batchloom.core.settings import (
 )
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.dedup.near_duplicates import MINHASH_VERSION, choose_banding
-from batchloom.preparation.settings.clean_recipe import (
-    clean_steps_to_plain,
-    fingerprint_step_files,
-)
+from batchloom.preparation.settings.clean_recipe import clean_steps_to_plain, fingerprint_step_files
 from batchloom.preparation.settings.media_recipe import media_to_plain
-from batchloom.preparation.settings.read_recipe import (
-    ReadRecipe,
-    SourceRecipe,
-    normalize_encoding,
-    sources_to_plain,
-)
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, normalize_encoding, sources_to_plain
 from batchloom.sources import SplitRequest, parse_split
 from batchloom.store.format import Banding
 
