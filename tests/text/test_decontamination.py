@@ -18,12 +18,8 @@ from hypothesis import given, strategies as st
 from batchloom import InputError, SettingsError
 from batchloom.core.errors import InputMissingError, RecordError
 from batchloom.core.settings import from_plain, to_plain
-from batchloom.preparation.settings import build_overlap_index
-from batchloom.preparation.settings.clean_recipe import (
-    _index_sets,
-    _iter_records,
-    fingerprint_step_files,
-)
+from batchloom.preparation.identity import build_overlap_index
+from batchloom.preparation.identity.step_files import _index_sets, _iter_records, fingerprint_step_files
 from batchloom.text import CleanStep, DecontaminationSettings, DroppedText, build_index, make_decontamination_step
 from batchloom.text.decontamination import OVERLAP_REASON, load_index, make_step_with_index, split_normal_words
 from text.quality_texts import make_words

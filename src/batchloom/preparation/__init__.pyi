@@ -12,6 +12,10 @@ from .documents.subsets import (
     describe_missed_shares as describe_missed_shares,
 )
 from .documents.tokenizer_choice import sample_texts as sample_texts
+from .identity.recipe_identity import (
+    compute_recipe_fingerprint as compute_recipe_fingerprint,
+    recipe_to_plain as recipe_to_plain,
+)
 from .keywords import (
     DocumentOptions as DocumentOptions,
     PrepareOptions as PrepareOptions,
@@ -50,9 +54,7 @@ from .settings.recipe import (
     ChatRecipe as ChatRecipe,
     DedupRecipe as DedupRecipe,
     Recipe as Recipe,
-    compute_recipe_fingerprint as compute_recipe_fingerprint,
     parse_dedup as parse_dedup,
-    recipe_to_plain as recipe_to_plain,
 )
 from .settings.run_settings import (
     UNIT_BYTES as UNIT_BYTES,

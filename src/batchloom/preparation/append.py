@@ -15,11 +15,12 @@ from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.dedup.sorted_keys import write_keys
 from batchloom.preparation.documents.record_parsers import RecordParsers, describe_contents
 from batchloom.preparation.documents.token_encoder import make_duplicate_keys
+from batchloom.preparation.identity.processors import compute_processor_fingerprint
+from batchloom.preparation.identity.recipe_identity import recipe_to_plain
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
-from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
 from batchloom.preparation.settings.read_recipe import parse_carried
-from batchloom.preparation.settings.recipe import DedupRecipe, Recipe, recipe_to_plain
+from batchloom.preparation.settings.recipe import DedupRecipe, Recipe
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Source

@@ -46,6 +46,8 @@ from batchloom.preparation.documents.tokenizer_choice import (
     choose_job_tokenizer,
     find_unused_columns,
 )
+from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint
+from batchloom.preparation.identity.step_files import build_step_indexes, check_files_unchanged
 from batchloom.preparation.listing.input_listing import is_named, leave_out_unfit
 from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.phases.duplicate_resolution import (
@@ -91,9 +93,8 @@ from batchloom.preparation.rerun import (
     make_report_sources,
     remove_leftover_work,
 )
-from batchloom.preparation.settings.clean_recipe import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
-from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, count_allowed_bad
+from batchloom.preparation.settings.recipe import Recipe, count_allowed_bad
 from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times

@@ -12,13 +12,13 @@ import xxhash
 from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import decode_file_name, make_absolute, refuse_url
-from batchloom.preparation.report.report import PrepareReport, ReportedSource
-from batchloom.preparation.settings.recipe import (
-    Recipe,
+from batchloom.preparation.identity.recipe_identity import (
     compute_recipe_fingerprint,
     list_recipe_differences,
     recipe_to_plain,
 )
+from batchloom.preparation.report.report import PrepareReport, ReportedSource
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
 from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part

@@ -49,18 +49,17 @@ from batchloom.preparation.documents import (
     choose_job_tokenizer,
     make_media_encoder,
 )
-from batchloom.preparation.listing import list_inputs
-from batchloom.preparation.phases import WorkerSetup, collect_versions
-from batchloom.preparation.report import PrepareResult, log_note
-from batchloom.preparation.request import InputArgument, RecipeReference
-from batchloom.preparation.settings import (
+from batchloom.preparation.identity import (
     build_step_indexes,
-    check_option_names,
-    describe_unused_weights,
     get_processor_state,
     list_recipe_differences,
     open_job_processor,
 )
+from batchloom.preparation.listing import list_inputs
+from batchloom.preparation.phases import WorkerSetup, collect_versions
+from batchloom.preparation.report import PrepareResult, log_note
+from batchloom.preparation.request import InputArgument, RecipeReference
+from batchloom.preparation.settings import check_option_names, describe_unused_weights
 from batchloom.preparation.units import plan_units
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file

@@ -337,7 +337,7 @@ def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunctio
     if settings.index is None:
         raise InputError(
             "decontaminate: there is no index of the evaluation sets yet; make one with "
-            "batchloom.preparation.settings.build_overlap_index(settings, folder)."
+            "batchloom.preparation.identity.build_overlap_index(settings, folder)."
         )
     return make_step_with_index(load_index(settings.index))
 

@@ -68,11 +68,12 @@ from batchloom.preparation.documents import (
     make_duplicate_keys,
     make_media_encoder,
 )
+from batchloom.preparation.identity import make_cleaner
 from batchloom.preparation.listing import is_named, leave_out_unfit, list_inputs
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import resolve_inputs
-from batchloom.preparation.settings import count_allowed_bad, make_cleaner
+from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import (
     ReasonCounts,
     UnitProgress,

@@ -45,7 +45,8 @@ from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind
 from batchloom.core.wording import describe_json_type
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
-from batchloom.preparation.settings.media_recipe import MediaRecipe, open_job_processor
+from batchloom.preparation.identity.processors import open_job_processor
+from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source, get_suffix

@@ -10,7 +10,7 @@ from batchloom.core.errors import DamagedFileError, InputError
 from batchloom.core.fingerprint import derive_key
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers, iter_texts
-from batchloom.preparation.settings.media_recipe import open_job_processor, read_processor_template
+from batchloom.preparation.identity.processors import open_job_processor, read_processor_template
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.sources import PartReader, SampleRange, SourcePart, iter_sample_ranges
 from batchloom.sources.files import Source

@@ -14,11 +14,12 @@ import msgspec
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
 from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.identity.processors import get_processor_state
+from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint, recipe_to_plain
 from batchloom.preparation.report.progress import PrepareResult, make_result
 from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
 from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
-from batchloom.preparation.settings.media_recipe import get_processor_state
-from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import (

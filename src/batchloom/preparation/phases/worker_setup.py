@@ -18,8 +18,9 @@ from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
+from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
-from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.units import UnitTask
 from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction

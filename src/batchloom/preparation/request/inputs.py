@@ -12,9 +12,10 @@ from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.wording import format_list
 from batchloom.media import FrameSampling
+from batchloom.preparation.identity.processors import has_only_tokenizer
 from batchloom.preparation.settings.dataset_config import MULTIMODAL_TYPES, DatasetConfig, DatasetEntry, DatasetType
 from batchloom.preparation.settings.dataset_file import ConfigLocation
-from batchloom.preparation.settings.media_recipe import MediaRecipe, has_only_tokenizer
+from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import as_recipe_inputs
 from batchloom.sources import (

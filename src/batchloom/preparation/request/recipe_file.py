@@ -26,10 +26,10 @@ from batchloom.core.settings import (
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
+from batchloom.preparation.identity.processors import compute_processor_fingerprint
 from batchloom.preparation.request.inputs import locate_inputs
 from batchloom.preparation.settings.dataset_config import DatasetConfig
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
-from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, flatten_settings, format_token_count
 from batchloom.sources import detect_kind_by_name, parse_hub_name, strip_wildcard_part

@@ -1,13 +1,8 @@
 from .clean_recipe import (
-    build_overlap_index as build_overlap_index,
-    build_step_indexes as build_step_indexes,
     clean_steps_to_settings as clean_steps_to_settings,
-    make_cleaner as make_cleaner,
 )
 from .dataset_config import DatasetEntry as DatasetEntry, ProcessorConfig as ProcessorConfig
 from .media_recipe import (
-    get_processor_state as get_processor_state,
-    open_job_processor as open_job_processor,
     parse_media as parse_media,
 )
 from .read_recipe import (
@@ -23,7 +18,6 @@ from .recipe import (
     dedup_to_plain as dedup_to_plain,
     format_token_count as format_token_count,
     is_valid_path as is_valid_path,
-    list_recipe_differences as list_recipe_differences,
     parse_token_count as parse_token_count,
 )
 from .run_settings import (

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from pathlib import Path, PurePath
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
 
-from batchloom.core.addresses import redact_url
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.errors import SettingsError
 from batchloom.core.settings import (
     Setting,
     WrittenForm,
@@ -20,20 +18,8 @@ from batchloom.core.settings import (
     is_text,
     quote_value,
     raise_problems,
-    to_plain,
 )
-from batchloom.media import (
-    PIXEL_LIMITS,
-    PROCESSOR_FILES,
-    TEMPLATE_FILES,
-    FrameSampling,
-    MediaLimits,
-    MediaProcessor,
-    is_tokenizer_folder,
-    open_processor,
-    read_processor_files,
-)
-from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, read_sidecar_hints
+from batchloom.media import PIXEL_LIMITS, FrameSampling, MediaLimits
 
 MediaStorage = Literal["reference", "embed"]
 MediaSetting = partial(Setting, panel="Images, audio and video")
@@ -140,122 +126,3 @@ def parse_media(value: object) -> MediaRecipe | None:
         raise SettingsError([*problems, *error.problems]) from None
     raise_problems(problems)
     return media
-
-
-def compute_processor_fingerprint(processor: str, image_settings: Mapping[str, Any]) -> str:
-    """Return the fingerprint of a recipe's processor: 32 hex digits."""
-    return read_processor_files(find_processor_folder(processor)).with_image_settings(image_settings).fingerprint
-
-
-def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
-    """Return the media settings for a manifest, without absolute paths.
-
-    The processor is given by name and content.
-    """
-    plain = to_plain(media)
-    if not is_repository_name(media.processor):
-        plain["processor"] = Path(media.processor).absolute().name
-    plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor, media.image_settings)
-    folder = media_folder_to_plain(media.data_folder, "data_folder")
-    if "data_folder" not in folder:
-        plain.pop("data_folder", None)
-    return plain | folder
-
-
-def media_folder_to_plain(folder: str | None, setting: str) -> dict[str, str]:
-    """Return a media folder for a manifest; of an absolute one, its last name."""
-    if folder is None:
-        return {}
-    if PurePath(folder).is_absolute():
-        return {f"{setting}_name": Path(folder).name}
-    return {setting: redact_url(folder)}
-
-
-_FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
-_REQUIRED_FILES = RepositoryFiles(
-    # video_preprocessor_config.json alone is no processor.
-    PROCESSOR_FILES[:2],
-    (
-        *PROCESSOR_FILES[2:],
-        *TEMPLATE_FILES,
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "config.json",
-    ),
-    InputError,
-    f"it is of no processor; {_FOLDER_HINT}",
-    f"{_FOLDER_HINT} (there is none of this name here)",
-)
-
-
-# Files of a processor, or of a plain tokenizer.
-_TOKENIZER_FILES = replace(_REQUIRED_FILES, main=(*_REQUIRED_FILES.main, "tokenizer.json", "tokenizer_config.json"))
-
-
-def has_only_tokenizer(processor: str) -> bool:
-    """Return whether a folder or repository holds a tokenizer and no processor."""
-    if is_repository_name(processor):
-        processor = str(fetch_hub_folder(processor, _TOKENIZER_FILES))
-    return is_tokenizer_folder(processor)
-
-
-def is_repository_name(processor: str) -> bool:
-    """Return whether a name is a Hub repository: no local path, and of its form."""
-    return HUB_ID_PATTERN.fullmatch(processor) is not None and not Path(processor).exists()
-
-
-def find_processor_folder(processor: str) -> Path:
-    """Return the folder of a processor, fetched from the Hub if it is a repository.
-
-    Files in the local Hub cache are not requested again.
-    """
-    if is_repository_name(processor):
-        return fetch_hub_folder(processor, _REQUIRED_FILES)
-    return Path(processor).expanduser()
-
-
-def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
-    """Open the processor of a recipe; its folder is read again if its files change.
-
-    Args:
-        media: media settings, which name the processor.
-        tokenizer: tokenizer as the recipe names it; used if the processor's folder has no tokenizer.
-
-    Raises:
-        InputError: the processor does not exist or cannot be loaded.
-        MissingDependencyError: transformers or Pillow is not installed.
-    """
-    folder = find_processor_folder(media.processor)
-    tokenizer_path = Path(tokenizer).expanduser()
-    tokenizer_folder = tokenizer_path if tokenizer_path.is_dir() else None
-    image_settings = orjson.dumps(media.image_settings, option=orjson.OPT_SORT_KEYS)
-    fingerprint = read_processor_files(folder).with_image_settings(media.image_settings).fingerprint
-    return _open_cached_processor(folder, tokenizer_folder, image_settings, fingerprint)
-
-
-def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
-    """Return the stored state of a recipe's processor, with its media tokens.
-
-    Args:
-        media: media settings, which name the processor.
-        tokenizer: as in :func:`open_job_processor`, which also lists the exceptions.
-    """
-    processor = open_job_processor(media, tokenizer)
-    tokens = {kind: family.token for kind, family in processor.families.items()}
-    return {**processor.files.state(), "tokens": tokens}
-
-
-@lru_cache(maxsize=4)
-def _open_cached_processor(
-    folder: Path, tokenizer: Path | None, image_settings: bytes, fingerprint: str
-) -> MediaProcessor:
-    processor = open_processor(folder, tokenizer, orjson.loads(image_settings))
-    if processor.files.fingerprint != fingerprint:
-        raise AssertionError(f"{folder} changed while it was read")
-    return processor
-
-
-def read_processor_template(media: MediaRecipe) -> str | None:
-    """Read the chat template next to a processor; None if there is none."""
-    return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

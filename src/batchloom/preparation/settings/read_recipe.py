@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from batchloom.core.settings import (
     to_plain,
 )
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings, parse_clean_steps
-from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain, parse_media
+from batchloom.preparation.settings.media_recipe import MediaRecipe, parse_media
 from batchloom.sources import SPLIT_PROBLEM, DeclaredInput, ReadLimits, ReadRules, parse_split
 from batchloom.sources.formats import SPLIT_WORDS, InputFormat
 from batchloom.text import KNOWN_STEPS, CleanStep, find_clean_problems
@@ -341,7 +341,6 @@ class ReadRecipe:
 # Far above any number of records.
 MAX_SAMPLES = 10**15
 _SourceSetting = partial(Setting, omit_default=True)
-_LABELS = ("name", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,20 +430,6 @@ class SourceRecipe:
                 if getattr(self, name) is not None
             ]
         return problems
-
-
-def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
-    """Return the set settings of each input for a manifest; empty if no input has any.
-
-    A declared data_type is not recorded. Labels (name and weight) do not change documents.
-    """
-    plain = []
-    for source in sources:
-        settings = to_plain(replace(source, data_type=None, media_folder=None))
-        labels = {name: settings.pop(name) for name in _LABELS if name in settings}
-        folder = media_folder_to_plain(source.media_folder, "media_folder")
-        plain.append(settings | (labels if include_labels else {}) | folder)
-    return plain if any(plain) else []
 
 
 def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:

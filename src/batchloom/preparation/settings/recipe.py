@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
-from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Protocol, get_args
 
-import xxhash
-
-from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
+from batchloom.chat import NO_TEMPLATE
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     ReasoningPolicy,
@@ -22,10 +19,7 @@ from batchloom.chat.templates import (
     find_train_on_problem,
     parse_template_arguments,
 )
-from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
-from batchloom.core.files import read_regular_file
-from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import (
     Setting,
     WrittenForm,
@@ -40,9 +34,7 @@ from batchloom.core.settings import (
 )
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.dedup.near_duplicates import MINHASH_VERSION, choose_banding
-from batchloom.preparation.settings.clean_recipe import clean_steps_to_plain, fingerprint_step_files
-from batchloom.preparation.settings.media_recipe import media_to_plain
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, normalize_encoding, sources_to_plain
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.sources import SplitRequest, parse_split
 from batchloom.store.format import Banding
 
@@ -193,8 +185,6 @@ SHARD_DOCUMENTS = 1 << 20
 MAX_SHARD_TOKENS = 10**12
 _MAX_BAD_COUNT = 10**18
 _BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
-# Settings that do not change the bytes of shards.
-_NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -546,85 +536,6 @@ def is_valid_path(value: object) -> bool:
         return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
         return False
-
-
-def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe for a manifest: plain values, no absolute paths."""
-    plain = to_plain(replace(recipe, sources=(), reading=_make_portable(recipe.reading)))
-    plain["inputs"] = make_input_labels(recipe.inputs)
-    if not is_balanced(recipe):
-        del plain["balance_subsets"]
-    plain["sources"] = sources_to_plain(recipe.sources)
-    if PurePath(recipe.tokenizer).is_absolute():
-        plain["tokenizer"] = Path(recipe.tokenizer).name
-    if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
-        plain["reading"]["clean_files"] = files_fingerprint
-    if recipe.reading.media is not None:
-        plain["reading"]["media"] = media_to_plain(recipe.reading.media)
-    plain["chat"] |= _template_to_plain(recipe.chat.template)
-    return plain
-
-
-def _make_portable(reading: ReadRecipe) -> ReadRecipe:
-    """Return the settings of reading that make the same documents anywhere."""
-    return replace(
-        reading,
-        clean=clean_steps_to_plain(reading.clean),
-        encoding=normalize_encoding(reading.encoding or "utf-8") or None,
-        # Without it, the same files are read or none.
-        allow_skipped=False,
-    )
-
-
-def is_balanced(recipe: Recipe) -> bool:
-    """Return whether documents may move between the subsets of a recipe."""
-    return recipe.balance_subsets and bool(recipe.val_fraction or recipe.test_fraction)
-
-
-def _template_to_plain(template: str | None) -> dict[str, Any]:
-    """Return a template by name, and by content if it is a file."""
-    if template is None or template in TEMPLATE_NAMES:
-        return {}
-    if not Path(template).is_file():
-        return {"template": Path(template).name} if PurePath(template).is_absolute() else {}
-    content = read_regular_file(template)
-    return {"template": Path(template).name, "template_hash": xxhash.xxh3_128_hexdigest(content)}
-
-
-def compute_recipe_fingerprint(recipe: Recipe) -> str:
-    """Fingerprint what a recipe does to a document, independent of input locations."""
-    plain = recipe_to_plain(recipe) | {"sources": sources_to_plain(recipe.sources, include_labels=False)}
-    # Balancing runs after units are made, and does not change the document itself.
-    ignored_settings = {*_NON_IDENTITY_SETTINGS, "balance_subsets"}
-    return fingerprint({name: value for name, value in plain.items() if name not in ignored_settings})
-
-
-def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """List the differing settings that change bytes, each as ``name: old -> new``."""
-    then, now = flatten_settings(old), flatten_settings(new)
-    return [
-        f"{name}: {_describe_setting_change(name, then.get(name), now.get(name))}"
-        for name in {**now, **then}
-        if name not in _NON_IDENTITY_SETTINGS and then.get(name) != now.get(name)
-    ]
-
-
-def _describe_setting_change(name: str, old: Any, new: Any) -> str:
-    """Describe the change of a setting; for cleaning, the steps or the first change."""
-    if name != "clean":
-        return f"{quote_value(old)} -> {quote_value(new)}"
-    steps = [
-        [(entry, {}) if isinstance(entry, str) else next(iter(entry.items())) for entry in steps or ()]
-        for steps in (old, new)
-    ]
-    names = [",".join(step for step, _ in step_list) or "none" for step_list in steps]
-    if names[0] != names[1] or steps[0] == steps[1]:
-        # An import without cleaning settings has no cleaning.
-        return f"{names[0]} -> {names[1]}"
-    pairs = zip(*steps, strict=True)
-    (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
-    setting = next(key for key in {**then, **now} if then.get(key) != now.get(key))
-    return f"{step}: {setting}: {quote_value(then.get(setting))} -> {quote_value(now.get(setting))}"
 
 
 def flatten_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
