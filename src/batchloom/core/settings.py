@@ -356,7 +356,7 @@ def parse_short_forms(classes: Iterable[type], values: Mapping[str, Any]) -> tup
     """
     parsed, problems = dict(values), list[str]()
     for field in [field for cls in classes for field in list_written_fields(cls)]:
-        if field.form.parse is not None and field.name in parsed:
+        if field.form.parse is not None and parsed.get(field.name) is not None:
             try:
                 parsed[field.name] = field.form.parse(parsed[field.name])
             except SettingsError as error:
@@ -379,7 +379,10 @@ def build_settings(cls: type[T], values: object, prefix: str = "") -> T:
     if not isinstance(values, Mapping):
         raise SettingsError([f"{prefix.removesuffix('.')}: {quote_value(values)} is not a mapping"])
     names = list_setting_names(cls)
-    given, problems = parse_short_forms([cls], {name: values[name] for name in names if values.get(name) is not None})
+    written = {name: values[name] for name in names if values.get(name) is not None}
+    parsed, problems = parse_short_forms([cls], written)
+    # A value that cannot be parsed is not reported as missing, too.
+    given = written | parsed
     problems += find_unknown_settings(values, names, prefix)
     for field in list_written_fields(cls):  # type: ignore[arg-type]
         if field.form.prefix is None:
@@ -400,7 +403,8 @@ def build_settings(cls: type[T], values: object, prefix: str = "") -> T:
         spec = cls(**given, **dict.fromkeys(missing))
     except SettingsError as error:
         reported = tuple(f"{name}:" for name in missing)
-        problems += [prefix + problem for problem in error.problems if not problem.startswith(reported)]
+        class_problems = [prefix + problem for problem in error.problems if not problem.startswith(reported)]
+        problems += [problem for problem in class_problems if problem not in problems]
     raise_problems(problems)
     return spec
 

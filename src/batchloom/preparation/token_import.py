@@ -28,7 +28,7 @@ from batchloom.preparation.phases.finish import (
 from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note
 from batchloom.preparation.report.report import ReportedSource, read_report
-from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, coerce_token_count
+from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, parse_token_count
 from batchloom.preparation.token_files import (
     FLAT_DTYPES,
     DocumentBoundaries,
@@ -288,7 +288,7 @@ class ImportSpec:
     ] = "link"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens_per_shard", coerce_token_count(self.tokens_per_shard))
+        object.__setattr__(self, "tokens_per_shard", parse_token_count(self.tokens_per_shard))
         problems = [] if self.inputs else ["inputs: no inputs; name at least one prefix or file"]
         if any(not isinstance(path, str) or not path for path in (*self.inputs, *self.val)):
             problems.append(f"inputs: {(*self.inputs, *self.val)!r} contains a value that is not a path")

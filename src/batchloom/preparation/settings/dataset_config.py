@@ -18,8 +18,8 @@ from batchloom.core.settings import (
     find_choice_problem,
     find_problems,
     find_unknown_settings,
-    is_positive_number,
     is_text,
+    parse_short_forms,
     quote_value,
     raise_problems,
     suggest,
@@ -27,7 +27,7 @@ from batchloom.core.settings import (
 from batchloom.media import PIXEL_LIMITS, FrameSampling
 from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
-from batchloom.preparation.settings.read_recipe import SourceRecipe
+from batchloom.preparation.settings.read_recipe import SourceRecipe, parse_folder, parse_path
 from batchloom.sources.formats import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
@@ -100,15 +100,8 @@ _DATASET_TYPE = Setting(
     help="Type of the data sets: text, fineweb_edu (a column called text), vision (conversations with images) or "
     "vision_audio (images and audio); also lmms-engine's names for these.",
     check=_find_type_problem,
+    parse=lambda name: _TYPE_ALIASES.get(name, name) if isinstance(name, str) else name,
 )
-
-
-def _replace_alias(name: object) -> Any:
-    return _TYPE_ALIASES.get(name, name) if isinstance(name, str) else name
-
-
-def _path_to_text(value: object) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,25 +176,37 @@ class DatasetEntry(SourceRecipe):
         Setting(
             help="File, folder, glob, URL or data set of the Hub; relative to the manifest's folder or to data_folder.",
             check=_find_path_problem,
+            parse=parse_path,
         ),
     ]
     data_folder: Annotated[
-        str | None, Setting(help="Base folder of path; None for the manifest's.", check=_find_path_problem)
+        str | None,
+        Setting(help="Base folder of path; None for the manifest's.", check=_find_path_problem, parse=parse_folder),
     ] = None
     type: Annotated[DatasetType | None, _DATASET_TYPE] = None
     config: Annotated[str | None, Setting(help="Configuration of a data set of the Hub.")] = None
     revision: Annotated[str | None, Setting(help="Revision of a data set of the Hub.")] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _path_to_text(self.path))
-        for name in ("data_folder", "media_folder"):
-            folder = _path_to_text(getattr(self, name))
-            # An empty folder counts as None.
-            object.__setattr__(self, name, None if folder == "" else folder)
-        object.__setattr__(self, "type", _replace_alias(self.type))
-        if self.weight is not None and is_positive_number(self.weight):
-            object.__setattr__(self, "weight", float(self.weight))
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])
+
+
+def _parse_entries(listed: object) -> tuple[DatasetEntry, ...]:
+    if not isinstance(listed, list | tuple):
+        raise SettingsError([f"datasets: {quote_value(listed)} is not a list"])
+    entries, problems = list[DatasetEntry](), list[str]()
+    for number, entry in enumerate(listed):
+        try:
+            is_made = isinstance(entry, DatasetEntry)
+            entries.append(entry if is_made else build_settings(DatasetEntry, entry, f"datasets[{number}]."))
+        except SettingsError as error:
+            problems += error.problems
+    raise_problems(problems)
+    return tuple(entries)
+
+
+def _parse_processor(value: object) -> ProcessorConfig:
+    return value if isinstance(value, ProcessorConfig) else build_settings(ProcessorConfig, value, "processor_config.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +226,10 @@ class DatasetConfig:
         Setting(help="Format of the files, or yaml: a file with a list of data sets.", shown_default="detected"),
     ] = None
     dataset_path: Annotated[
-        str | None, Setting(help="File, folder, glob, URL or Hub id.", check=_find_path_problem)
+        str | None, Setting(help="File, folder, glob, URL or Hub id.", check=_find_path_problem, parse=parse_path)
     ] = None
-    datasets: Annotated[tuple[DatasetEntry, ...] | None, WrittenForm()] = None
-    processor_config: Annotated[ProcessorConfig | None, WrittenForm()] = None
+    datasets: Annotated[tuple[DatasetEntry, ...] | None, WrittenForm(parse=_parse_entries)] = None
+    processor_config: Annotated[ProcessorConfig | None, WrittenForm(parse=_parse_processor)] = None
     shuffle: Annotated[bool, Setting(help="Shuffle documents.")] = True
     packing: Annotated[bool, Setting(help="Put several documents into a sequence.")] = False
     packing_length: Annotated[
@@ -255,9 +260,11 @@ class DatasetConfig:
     location: ConfigLocation = field(default_factory=ConfigLocation, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset_type", _replace_alias(self.dataset_type))
-        object.__setattr__(self, "dataset_path", _path_to_text(self.dataset_path))
-        problems = [*find_problems(self), *_find_source_problems(self), *self._make_nested_settings()]
+        # A call may hold short forms, too.
+        values, problems = parse_short_forms([DatasetConfig], vars(self))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        problems += [*find_problems(self), *_find_source_problems(self)]
         if isinstance(self.videos, Mapping):
             problems += _find_video_problems(self.videos)
         try:
@@ -268,31 +275,6 @@ class DatasetConfig:
             parts = [problem.partition(":") for problem in error.problems]
             problems += [f"{names.get(name, name)}:{message}" for name, _, message in parts]
         raise_problems(problems)
-
-    def _make_nested_settings(self) -> list[str]:
-        """Make data sets and the processor from mappings; return the problems."""
-        problems: list[str] = []
-        processor: object = self.processor_config
-        listed: object = self.datasets
-        if processor is not None and not isinstance(processor, ProcessorConfig):
-            try:
-                processor = build_settings(ProcessorConfig, processor, "processor_config.")
-                object.__setattr__(self, "processor_config", processor)
-            except SettingsError as error:
-                problems += error.problems
-        if listed is None:
-            return problems
-        if not isinstance(listed, list | tuple):
-            return [*problems, f"datasets: {quote_value(listed)} is not a list"]
-        entries = []
-        for number, entry in enumerate(listed):
-            try:
-                is_made = isinstance(entry, DatasetEntry)
-                entries.append(entry if is_made else build_settings(DatasetEntry, entry, f"datasets[{number}]."))
-            except SettingsError as error:
-                problems += error.problems
-        object.__setattr__(self, "datasets", tuple(entries))
-        return problems
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -359,8 +341,9 @@ def _find_source_problems(config: DatasetConfig) -> list[str]:
     listed = config.datasets
     if config.dataset_path is not None and listed is not None:
         return ["dataset_path: goes with no datasets; write the one or the other"]
-    if isinstance(listed, list | tuple) and not listed:
+    if listed == ():
         return ["datasets: there are none; write at least one"]
+    # Entries with problems are still the given mappings.
     entries: list[Any] = list(listed) if isinstance(listed, list | tuple) else []
     names = [entry.get("name") if isinstance(entry, Mapping) else getattr(entry, "name", None) for entry in entries]
     for name, count in Counter(name for name in names if isinstance(name, str)).items():

@@ -1,6 +1,7 @@
 """Settings of reading: columns, documents of text files, and fill-in-the-middle."""
 
 import codecs
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,14 +95,12 @@ def parse_names(value: object) -> Any:
 _TEXT_FIELD_CONFLICT = "text_field: cannot be combined with a mapping; name its column in the mapping: text=..."
 
 
-def _find_ignore_problem(ignore: object) -> str:
-    is_list = isinstance(ignore, tuple) and all(map(is_text, ignore))
-    return "" if is_list else "is no list of names; give columns or message keys"
+def _find_names_problem(value: object, form: str) -> str:
+    return "" if isinstance(value, tuple) and all(map(is_text, value)) else f"is no list of {form}"
 
 
-def _find_globs_problem(globs: object) -> str:
-    is_list = isinstance(globs, tuple) and all(map(is_text, globs))
-    return "" if is_list else "is no list of globs; write *.jsonl,logs/*.txt"
+_find_ignore_problem = partial(_find_names_problem, form="names; give columns or message keys")
+_find_globs_problem = partial(_find_names_problem, form="globs; write *.jsonl,logs/*.txt")
 
 
 def parse_carried(item: str) -> tuple[str, str]:
@@ -110,9 +109,9 @@ def parse_carried(item: str) -> tuple[str, str]:
     return (name, column) if equals else (name, name)
 
 
-def _find_carry_problem(carry: object) -> str:
-    if not isinstance(carry, tuple) or not all(map(is_text, carry)):
-        return "is no list of columns; write NAME or NAME=COLUMN"
+def _find_carry_problem(carry: Any) -> str:
+    if problem := _find_names_problem(carry, "columns; write NAME or NAME=COLUMN"):
+        return problem
     items = [parse_carried(item) for item in carry]
     names = [name for name, _ in items]
     if not all(name and column for name, column in items):
@@ -343,6 +342,16 @@ MAX_SAMPLES = 10**15
 _SourceSetting = partial(Setting, omit_default=True)
 
 
+def parse_path(value: object) -> object:
+    """Return a path as text; other values unchanged."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def parse_folder(value: object) -> object:
+    """Return a folder as text; None for an empty one."""
+    return parse_path(value) or None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecipe:
     """Settings of one input; the recipe that holds it reports its problems.
@@ -360,11 +369,15 @@ class SourceRecipe:
             help="Share among the inputs, above 0; recorded in the store.",
             check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
             # 2 and 2.0 are one weight.
+            parse=lambda value: float(value) if is_positive_number(value) else value,
             plain=float,
         ),
     ] = None
     media_folder: Annotated[
-        str | None, _SourceSetting(help="Folder or URL that the paths of media start from; None for the recipe's.")
+        str | None,
+        _SourceSetting(
+            help="Folder or URL that the paths of media start from; None for the recipe's.", parse=parse_folder
+        ),
     ] = None
     text_field: Annotated[
         str | None,

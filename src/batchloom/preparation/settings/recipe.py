@@ -189,35 +189,25 @@ _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
-def parse_token_count(text: str) -> int | None:
-    """Parse ``100M``, ``1G`` or ``100_000``; return None if it is no number."""
-    match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
-    if not match or len(text) > _SIZE_CHARACTERS:
-        return None
-    digits, fraction, unit = match.groups()
-    integer_digits = re.sub("[_,]", "", digits)
-    return (
-        round(float(integer_digits + fraction) * _SIZE_UNITS[unit])
-        if fraction
-        else int(integer_digits) * _SIZE_UNITS[unit]
-    )
+def parse_token_count(value: object) -> object:
+    """Parse a number of tokens from ``100M``, ``1.5G`` or ``100_000``; return other values unchanged.
+
+    Raises:
+        SettingsError: a text that is no such number.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"([\d_,]*\d(?:\.\d+)?)\s*([KMG]?)", value.strip().upper())
+    if match is None or len(value) > _SIZE_CHARACTERS:
+        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
+        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
+    return round(Fraction(re.sub("[_,]", "", match[1])) * _SIZE_UNITS[match[2]])
 
 
 def format_token_count(size: int) -> int | str:
     """Return the shortest form of a size that is exact."""
     fitting = [unit for unit, factor in _SIZE_UNITS.items() if unit and size and size % factor == 0]
     return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
-
-
-def coerce_token_count(value: object) -> object:
-    """Parse a number of tokens from a string; return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    size = parse_token_count(value)
-    if size is None:
-        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
-        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
-    return size
 
 
 def _parse_date(value: object) -> dt.date | None:
@@ -450,7 +440,7 @@ class Recipe:
             option_type=str,
             metavar="SIZE",
             shown_default="100M",
-            parse=coerce_token_count,
+            parse=parse_token_count,
             keyword=int | str,
         ),
     ] = 100_000_000
