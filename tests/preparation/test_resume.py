@@ -15,7 +15,6 @@ import pytest
 from batchloom import InputError, OutputError, Recipe
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Note, Progress, compute_recipe_fingerprint, read_report
-from batchloom.text import parse_steps
 from preparation.jobs import run_until_killed
 from preparation.stores import SMALL_LIMITS, hash_store_files, prepare_store, read_texts, write_jsonl
 
@@ -513,7 +512,7 @@ def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
 
 def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monkeypatch):
     """Results after the units are not reused if other package versions made them."""
-    settings = SETTINGS | {"clean": parse_steps("mojibake")}
+    settings = SETTINGS | {"clean": "mojibake"}
     prepare_store(inputs, tmp_path / "whole", **settings)
 
     def stop(event):

@@ -9,7 +9,6 @@ from dataclasses import fields
 
 import pytest
 
-from batchloom import SettingsError
 from batchloom.core.errors import MissingDependencyError
 from batchloom.preparation import ReadRecipe, Recipe, recipe_to_plain
 from batchloom.text import (
@@ -20,7 +19,6 @@ from batchloom.text import (
     TextCleaner,
     find_clean_problems,
     make_clean_function,
-    parse_steps,
 )
 
 
@@ -46,10 +44,8 @@ def test_settings_round_trip_through_plain_values(name):
 
 
 def test_unknown_names_get_the_nearest_suggestion():
-    assert parse_steps("whitespace, pii") == (CleanStep("whitespace"), CleanStep("pii"))
-    with pytest.raises(SettingsError) as caught:
-        parse_steps("whitspace,,pii")
-    first_problem, second_problem = caught.value.problems
+    steps = [CleanStep("whitspace"), CleanStep(""), CleanStep("pii")]
+    first_problem, second_problem = find_clean_problems(steps)
     assert first_problem.startswith("clean[0]: 'whitspace' is not one of html, ")
     assert first_problem.endswith("; did you mean 'whitespace'?")
     assert second_problem.startswith("clean[1]: '' is not one of ")
@@ -84,7 +80,7 @@ import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name: None if name in ("ftfy", "resiliparse", "fasttext_pybind") else real(name)
 from batchloom.text.registry import *
-steps = parse_steps("html,mojibake,language,pii")
+steps = [CleanStep(name) for name in ("html", "mojibake", "language", "pii")]
 print(json.dumps([find_clean_problems(steps), sorted(sys.modules)]))
 try:
     make_clean_function(steps[0])
@@ -132,7 +128,8 @@ def test_a_cleaner_counts_the_results_of_each_step():
 
 
 def test_a_cleaner_is_pickled_as_its_steps():
-    steps = parse_steps("html,mojibake,control,whitespace,boilerplate,length,language,pii")
+    names = "html mojibake control whitespace boilerplate length language pii"
+    steps = [CleanStep(name) for name in names.split()]
     cleaner = TextCleaner(steps)
     unpickled = pickle.loads(pickle.dumps(cleaner))
     assert unpickled.steps == cleaner.steps

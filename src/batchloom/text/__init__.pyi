@@ -21,6 +21,5 @@ from .registry import (
     get_step_packages as get_step_packages,
     make_clean_function as make_clean_function,
     parse_step_settings as parse_step_settings,
-    parse_steps as parse_steps,
 )
 from .steps import CleanFunction as CleanFunction, CleanStep as CleanStep, DroppedText as DroppedText

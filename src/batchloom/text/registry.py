@@ -76,17 +76,6 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
 }
 
 
-def parse_steps(names: str) -> tuple[CleanStep, ...]:
-    """Parse ``--clean NAME[,NAME...]`` to steps with default settings.
-
-    Raises:
-        SettingsError: a name is empty or unknown.
-    """
-    steps = tuple(CleanStep(name.strip()) for name in names.split(","))
-    raise_problems([p for i, step in enumerate(steps) for p in _find_name_problems(step, f"clean[{i}]")])
-    return steps
-
-
 def find_clean_problems(steps: Sequence[CleanStep]) -> list[str]:
     """Return the problems of steps, each with its path (``clean[2].least``).
 

@@ -31,7 +31,6 @@ from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, DedupRecipe, Recipe, is_valid_path
 from batchloom.sources import SourceListing
 from batchloom.store import MANIFEST_NAME, read_manifest
-from batchloom.store.format import split_checksum
 
 RecipeReference = Recipe | str | os.PathLike[str]
 
@@ -223,11 +222,7 @@ def describe_remade_store(out: Path, store: Path | None) -> str:
     if store is None or out.resolve() == store.resolve():
         return ""
     manifest_path = store if store.is_file() else store / MANIFEST_NAME
-    # Manifests of older stores have no checksum.
-    store_manifest, out_manifest = (
-        split_checksum(path.read_bytes())[0] for path in (manifest_path, out / MANIFEST_NAME)
-    )
-    if store_manifest == out_manifest:
+    if manifest_path.read_bytes() == (out / MANIFEST_NAME).read_bytes():
         return f"{out} is identical to {store}, byte for byte."
     return (
         f"{out} differs from {store}: the inputs, the tokenizer or batchloom itself changed; compare {MANIFEST_NAME} "
@@ -276,35 +271,29 @@ def _choose_inputs(
     by_label: bool,
 ) -> ResolvedInputs:
     """Resolve the inputs of a job: the given ones, else the recipe's."""
-    if not input_arguments:
-        check_formats_are_known(raw_recipe, raw_recipe.inputs)
-        sources, reading = hoist_common_settings(raw_recipe.sources, reading)
-        without_inputs = resolve_inputs((), reading, tokenizer)
-        return replace(without_inputs, inputs=raw_recipe.inputs, sources=sources)
     resolved = resolve_inputs(input_arguments, reading, tokenizer)
+    if not input_arguments:
+        resolved = replace(resolved, inputs=raw_recipe.inputs)
     if not resolved.sources:
         check_formats_are_known(raw_recipe, resolved.inputs)
-    if not raw_recipe.sources or resolved.sources:
+    if resolved.sources or not raw_recipe.sources:
         return resolved
-    if by_label:
-        hoisted_sources, reading = hoist_common_settings(raw_recipe.sources, reading)
-        source_by_label = dict(zip(make_input_labels(raw_recipe.inputs), hoisted_sources, strict=True))
-        own_sources = tuple(source_by_label.get(label, SourceRecipe()) for label in make_input_labels(resolved.inputs))
-        has_settings = any(source != SourceRecipe() for source in own_sources)
-        return replace(resolved, sources=own_sources if has_settings else (), reading=reading)
-    if len(resolved.inputs) != len(raw_recipe.sources):
-        raise InputError(
-            f"{raw_recipe.location or 'The recipe'} has settings for each of its {len(raw_recipe.sources)} inputs, but "
-            f"the number of given inputs is {len(resolved.inputs)}; give {len(raw_recipe.sources)}, in its order."
-        )
     sources, reading = hoist_common_settings(raw_recipe.sources, reading)
-    return replace(resolved, sources=sources, reading=reading)
+    if by_label and input_arguments:
+        source_by_label = dict(zip(make_input_labels(raw_recipe.inputs), sources, strict=True))
+        sources = tuple(source_by_label.get(label, SourceRecipe()) for label in make_input_labels(resolved.inputs))
+    if len(resolved.inputs) != len(sources):
+        raise InputError(
+            f"{raw_recipe.location or 'The recipe'} has settings for each of its {len(sources)} inputs, but the number "
+            f"of given inputs is {len(resolved.inputs)}; give {len(sources)}, in its order."
+        )
+    has_settings = any(source != SourceRecipe() for source in sources)
+    return replace(resolved, sources=sources if has_settings else (), reading=reading)
 
 
 def _locate_problem(problem: str, location: str, overridden_names: Collection[str]) -> str:
     """Prefix the problem of a setting with the file that contains it, if any."""
-    plain = problem.removeprefix("chat.")
-    name = re.split(r"[.:\[]", plain, maxsplit=1)[0]
+    name = re.split(r"[.:\[]", problem, maxsplit=1)[0]
     if not location or ("mapping" if name == "map" else name) in overridden_names:
         return problem
-    return f"{location}: {re.sub('^map(?=[.:])', 'mapping', plain)}"
+    return f"{location}: {re.sub('^map(?=[.:])', 'mapping', problem)}"
