@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
@@ -219,9 +219,6 @@ _RECIPE_CLASSES = (Recipe, ReadRecipe, ChatRecipe)
 _NOT_STREAMED = ("fim", "dedup", "tokens_per_shard", "balance_subsets", "overlong", "prove")
 # Settings that are no keyword arguments of doctor, which writes nothing.
 _NOT_EXAMINED = ("dtype", "val_fraction", "test_fraction")
-# Modules whose names are written with that of the module, and its name if it is another.
-_WHOLE_MODULES = ("os", "datetime")
-_MODULE_ALIASES = {"datetime": "dt"}
 
 
 def format_keywords() -> str:
@@ -231,7 +228,7 @@ def format_keywords() -> str:
     run = {name: hint | None for name, hint in list_keywords(RunSettings, ExecutionSettings).items()}
     streamed = {name: hint for name, hint in recipe.items() if name not in _NOT_STREAMED}
     documents = {name: hint for name, hint in streamed.items() if name not in _NOT_EXAMINED}
-    imports: dict[str, set[str]] = {"typing": {"TypedDict"}}
+    imports: dict[str, set[str]] = {"typing": {"Literal", "TypedDict"}}
     classes = [
         _format_typed_dict("DocumentOptions(TypedDict", "Settings of documents; None is unset.", documents, imports),
         _format_typed_dict(
@@ -250,17 +247,11 @@ def format_keywords() -> str:
             "ImportOptions(TypedDict", "Settings of an import of ids.", list_keywords(ImportSpec), imports
         ),
     ]
-    lines = [_format_import(module, imports[module]) for module in sorted(imports)]
-    # Whole modules come first, and our own modules last.
-    lines.sort(key=lambda line: (" batchloom" in line, line.startswith("from")))
-    first_own = next(number for number, line in enumerate(lines) if " batchloom" in line)
+    lines = [f"from {module} import {', '.join(sorted(imports[module]))}" for module in sorted(imports)]
+    standard = [line for line in lines if "batchloom" not in line]
+    own = [line for line in lines if "batchloom" in line]
     docstring = '"""Keyword arguments of functions; docs/write_reference.py writes them."""\n'
-    return "\n".join([docstring, *lines[:first_own], "", *lines[first_own:]]) + "\n" + "".join(classes)
-
-
-def _format_import(module: str, names: Collection[str]) -> str:
-    whole = f"import {module} as {_MODULE_ALIASES[module]}" if module in _MODULE_ALIASES else f"import {module}"
-    return f"from {module} import {', '.join(sorted(names))}" if names else whole
+    return "\n".join([docstring, *standard, "", *own]) + "\n" + "".join(classes)
 
 
 def _format_typed_dict(head: str, summary: str, hints: Mapping[str, Any], imports: dict[str, set[str]]) -> str:
@@ -280,28 +271,16 @@ def list_keywords(*classes: type) -> dict[str, Any]:
 
 def name_hint(hint: Any, imports: dict[str, set[str]]) -> str:
     """Return a type as source code; add the names that it needs to imports, by module."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return " | ".join(name_hint(option, imports) for option in arguments)
-    if origin is typing.Literal:
-        imports.setdefault("typing", set()).add("Literal")
-        return f"Literal[{', '.join(json.dumps(choice) for choice in arguments)}]"
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " | ".join(name_hint(option, imports) for option in typing.get_args(hint))
     if hint is types.NoneType:
         return "None"
-    if hint is Any:
-        imports.setdefault("typing", set()).add("Any")
-        return "Any"
-    cls = origin or hint
-    name = cls.__name__
-    if cls.__module__ in _WHOLE_MODULES:
-        imports.setdefault(cls.__module__, set())
-        name = f"{_MODULE_ALIASES.get(cls.__module__, cls.__module__)}.{name}"
-    elif cls.__module__ != "builtins":
-        package = ".".join(cls.__module__.split(".")[:2])
+    text = inspect.formatannotation(hint).replace("'", '"')
+    for module, name in re.findall(r"([a-z][\w.]*)\.(\w+)", text):
         # Other packages are imported through their interfaces.
-        is_own = package in ("batchloom.preparation", "collections.abc")
-        imports.setdefault(cls.__module__ if is_own else package, set()).add(name)
-    return f"{name}[{', '.join(name_hint(argument, imports) for argument in arguments)}]" if arguments else name
+        is_interface = module.startswith("batchloom.") and not module.startswith("batchloom.preparation")
+        imports.setdefault(".".join(module.split(".")[:2]) if is_interface else module, set()).add(name)
+    return re.sub(r"[a-z][\w.]*\.(\w+)", r"\1", text)
 
 
 # Public names

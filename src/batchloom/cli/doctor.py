@@ -12,7 +12,7 @@ from batchloom.cli.terminal import Line, redact_urls, report
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, ExitCode, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
-from batchloom.preparation import Recipe
+from batchloom.preparation import DocumentOptions, Recipe
 from batchloom.preparation.documents import get_objective
 from batchloom.store.format import OBJECTIVES
 
@@ -31,28 +31,8 @@ _LEGEND = (
 
 @with_settings(
     Recipe,
-    only=(
-        *(
-            "tokenizer",
-            "end_token",
-            "text_field",
-            "mapping",
-            "ignore",
-            "prompts",
-            "carry",
-            "input_split",
-            "encoding",
-            "include",
-            "exclude",
-            "split_on",
-            "normalize",
-            "clean",
-        ),
-        *("max_bad", "template", "template_args", "template_date", "tool_format", "tool_arguments"),
-        *("reasoning", "default_system"),
-        *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
-        "allow_skipped",
-    ),
+    # The settings of documents, without the subset that a diagnosis does not make.
+    only=(*(set(DocumentOptions.__annotations__) - {"val_from"}), "overlong", "processor", "data_folder"),
 )
 def doctor(
     inputs: Annotated[

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, final
 import click
 
 import batchloom
-from batchloom.chat import parse_mapping
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
 from batchloom.cli.terminal import can_redraw_stderr, is_quiet, make_table, plain_console, print_json, print_note
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
@@ -55,8 +54,6 @@ def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
     options = {**settings, **settings.get("reading", {}), **settings.get("chat", {})}
     for group in ("reading", "chat"):
         options.pop(group, None)
-    if "mapping" in options:
-        options["mapping"] = parse_mapping(options["mapping"])
     if "split_on" in options:
         options["split_on"] = unescape_marker(options["split_on"])
     if "dedup" in options:

@@ -1,8 +1,8 @@
 """Keyword arguments of functions; docs/write_reference.py writes them."""
 
-import datetime as dt
-import os
 from collections.abc import Mapping, Sequence
+from datetime import date
+from os import PathLike
 from typing import Any, Literal, TypedDict
 
 from batchloom.preparation.settings.media_recipe import MediaRecipe
@@ -19,7 +19,7 @@ class DocumentOptions(TypedDict, total=False):
     follow_links: bool | None
     max_bad: int | str | None
     text_field: str | None
-    mapping: Mapping[str, str] | None
+    mapping: Mapping[str, str] | str | None
     ignore: str | Sequence[str] | None
     input_split: str | None
     val_from: str | None
@@ -35,7 +35,7 @@ class DocumentOptions(TypedDict, total=False):
     media: MediaRecipe | Mapping[str, Any] | None
     template: str | None
     template_args: Mapping[str, Any] | Sequence[str] | None
-    template_date: str | dt.date | None
+    template_date: str | date | None
     tool_format: str | None
     tool_arguments: Literal["as-is", "parse", "text"] | None
     reasoning: Literal["keep", "mask", "drop", "split"] | None
@@ -67,7 +67,7 @@ class PrepareOptions(StreamedOptions, total=False):
     hash_inputs: bool | None
     dry_run: bool | None
     streaming: bool | None
-    work: str | os.PathLike[str] | None
+    work: str | PathLike[str] | None
     for_loader: bool | None
     workers: int | Literal["auto"] | None
     engine: Literal["pool", "ray"] | None

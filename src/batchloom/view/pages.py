@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from batchloom.analysis import list_packings, measure_packing
 from batchloom.batches import IGNORE_INDEX, Batch
-from batchloom.chat import TEMPLATE_NAMES, parse_mapping
+from batchloom.chat import TEMPLATE_NAMES
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, InputError, StoreError, TokenizerError
 from batchloom.core.medium import MEDIUM_KINDS
@@ -577,7 +577,7 @@ class RawInputPages:
             tokenizer=settings["tokenizer"] or None,
             template=settings["template"] or None,
             train_on=settings["train_on"] or None,
-            mapping=parse_mapping(settings["map"]) if settings["map"] else None,
+            mapping=settings["map"] or None,
         )
         with self._lock:
             return doctor(list(self._inputs), preview=_PREVIEWED_DOCUMENTS, **options)

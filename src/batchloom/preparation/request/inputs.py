@@ -38,23 +38,14 @@ _DEFAULT_TOKENIZER = "gpt2"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedInputs:
-    """The part of a recipe that inputs decide.
+    """The part of a recipe that inputs decide."""
 
-    Attributes:
-        inputs: inputs as the recipe holds them.
-        sources: settings of each input; empty if no input has any.
-        reading: common settings of reading.
-        tokenizer: the tokenizer, as ``prepare`` takes it.
-        notes: notes for the user before work begins.
-        follow_links: whether a manifest follows symbolic links that lead out of an input folder.
-    """
-
-    inputs: tuple[str, ...]
-    sources: tuple[SourceRecipe, ...]
-    reading: ReadRecipe
-    tokenizer: str
-    notes: tuple[str, ...] = ()
-    follow_links: bool = False
+    inputs: tuple[str, ...]  # as the recipe holds them
+    sources: tuple[SourceRecipe, ...]  # settings of each input; empty if no input has any
+    reading: ReadRecipe  # common settings of reading
+    tokenizer: str  # as ``prepare`` takes it
+    notes: tuple[str, ...] = ()  # for the user before work begins
+    follow_links: bool = False  # whether a manifest follows symbolic links that lead out of an input folder
 
 
 def resolve_inputs(

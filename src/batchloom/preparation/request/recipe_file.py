@@ -64,29 +64,17 @@ _HEADER = "# batchloom prepare --recipe FILE --out STORE; relative paths begin a
 
 @dataclass(frozen=True, slots=True)
 class RawRecipe:
-    """Unchecked settings of a recipe file, a store or a Recipe.
+    """Unchecked settings of a recipe file, a store or a Recipe."""
 
-    Attributes:
-        settings: settings by their names in ``prepare``; unset ones are absent.
-        inputs: locations of the inputs.
-        sources: settings of each input; empty if no input has any.
-        location: name in messages; empty for a Recipe made in Python.
-        notes: notes for the user before work begins.
-        tokenizer_state: state of the tokenizer, if a store holds it.
-        store: the store that it made.
-        partial: reason why it made only a part of that store; empty if it made all.
-        declared_file: the first file of the store that was read as records though its name is that of a text.
-    """
-
-    settings: Mapping[str, Any]
-    inputs: tuple[str, ...] = ()
-    sources: tuple[SourceRecipe, ...] = ()
-    location: str = ""
-    notes: tuple[str, ...] = ()
-    tokenizer_state: Mapping[str, Any] | None = None
-    store: Path | None = None
-    partial: str = ""
-    declared_file: SourceEntry | None = None
+    settings: Mapping[str, Any]  # by their names in ``prepare``; unset ones are absent
+    inputs: tuple[str, ...] = ()  # locations
+    sources: tuple[SourceRecipe, ...] = ()  # settings of each input; empty if no input has any
+    location: str = ""  # name in messages; empty for a Recipe made in Python
+    notes: tuple[str, ...] = ()  # for the user before work begins
+    tokenizer_state: Mapping[str, Any] | None = None  # state of the tokenizer, if a store holds it
+    store: Path | None = None  # the store that it made
+    partial: str = ""  # reason why it made only a part of that store; empty if it made all
+    declared_file: SourceEntry | None = None  # first file of the store read as records in spite of a text's name
 
 
 def to_raw_recipe(recipe: Recipe) -> RawRecipe:
@@ -501,10 +489,6 @@ def check_formats_are_known(raw_recipe: RawRecipe, inputs: Sequence[str]) -> Non
 
     That was because of a data_type, which the store does not record. Without it, such files would be read as texts.
     Inputs whose own names are those of records need none.
-
-    Args:
-        raw_recipe: the recipe of the store.
-        inputs: inputs that are given without a data_type.
     """
     declared_file = raw_recipe.declared_file
     if declared_file is None:

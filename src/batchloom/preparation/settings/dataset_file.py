@@ -14,21 +14,13 @@ from batchloom.core.yaml_reader import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class ConfigLocation:
-    """Location that a DatasetConfig was read from; without a file it is from Python.
+    """Location that a DatasetConfig was read from; without a file it is from Python."""
 
-    Attributes:
-        file: the YAML file.
-        block: path of its settings in the file, with a final dot; empty for the complete file.
-        has_block: whether it states packing settings; False for a bare list.
-        notes: notes about the file, one sentence each.
-        recipe: whether it is a recipe, whose paths are not confined to its folder.
-    """
-
-    file: Path | None = None
-    block: str = ""
-    has_block: bool = True
-    notes: tuple[str, ...] = ()
-    recipe: bool = False
+    file: Path | None = None  # the YAML file
+    block: str = ""  # path of its settings in the file, with a final dot; empty for the complete file
+    has_block: bool = True  # whether it states packing settings; False for a bare list
+    notes: tuple[str, ...] = ()  # about the file, one sentence each
+    recipe: bool = False  # whether it is a recipe, whose paths are not confined to its folder
 
     @property
     def name(self) -> str:

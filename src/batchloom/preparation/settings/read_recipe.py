@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from batchloom.chat import parse_mapping
 from batchloom.chat.schema import find_mapping_problems
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import (
@@ -184,6 +185,8 @@ class ReadRecipe:
             check=lambda _: "",
             option="--map",
             option_type=str,
+            parse=lambda value: parse_mapping(value) if isinstance(value, str) else value,
+            keyword=Mapping[str, str] | str,
         ),
     ] = field(default_factory=dict)
     ignore: Annotated[

@@ -190,7 +190,9 @@ _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def parse_token_count(value: object) -> object:
-    """Parse a number of tokens from ``100M``, ``1.5G`` or ``100_000``; return other values unchanged.
+    """Parse a number of tokens from ``100M``, ``1.5G`` or ``100_000``.
+
+    Other values are returned unchanged.
 
     Raises:
         SettingsError: a text that is no such number.

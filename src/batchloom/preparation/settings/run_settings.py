@@ -43,10 +43,6 @@ def _find_memory_problem(value: object) -> str:
     return f"is not a size of at least {_MIN_WORKER_MEMORY:,} bytes, such as 700M or 2G"
 
 
-def _find_folder_problem(value: object) -> str:
-    return "" if isinstance(value, Path) else "is no path; name a folder"
-
-
 def _parse_worker_count(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
@@ -144,7 +140,6 @@ class RunSettings:
         Path | None,
         RunSetting(
             help="Local folder in which a store for a remote --out is made.",
-            check=_find_folder_problem,
             parse=_parse_folder,
             keyword=str | os.PathLike[str],
             shown_default="a folder of the user's cache",
