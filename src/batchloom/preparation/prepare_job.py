@@ -22,6 +22,7 @@ from batchloom.core.settings import quote_value, raise_problems
 from batchloom.preparation.keywords import PrepareOptions
 from batchloom.preparation.listing.input_listing import list_inputs
 from batchloom.preparation.prepare_run import make_store
+from batchloom.preparation.python_data import PythonRows, write_python_data
 from batchloom.preparation.report.progress import (
     Listener,
     Note,
@@ -32,7 +33,6 @@ from batchloom.preparation.report.progress import (
 )
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.request.inputs import InputArgument, default_tokenizer
-from batchloom.preparation.request.python_data import PythonRows, write_python_data
 from batchloom.preparation.request.recipe_choice import (
     PrepareRequest,
     RecipeReference,
