@@ -80,7 +80,7 @@ class RequestedJob:
     def _list_differences(self, manifest: Manifest, report: PrepareReport | None) -> list[str]:
         """List the differences between this job and that of a manifest."""
         sources = self.listing.sources
-        differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, self.recipe))
+        differences = list_recipe_differences(manifest.recipe, recipe_to_plain(self.recipe))
         differences += _list_tokenizer_differences(self.recipe, manifest.tokenizer.fingerprint, self.tokenizer_state)
         # Names may differ.
         has_same_files = report is not None and _identify_files(report.sources) == _identify_files(
@@ -102,15 +102,6 @@ class RequestedJob:
 
 def _identify_files(sources: Sequence[ReportedSource]) -> list[tuple[str, int, int]]:
     return [(source.path, source.bytes, source.mtime_ns) for source in sources]
-
-
-def _make_comparable_recipe(previous: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as a finished store's manifest would hold it.
-
-    A store of a version without ``balance_subsets`` counts as finished.
-    """
-    plain = recipe_to_plain(recipe)
-    return plain if "balance_subsets" in previous else {n: v for n, v in plain.items() if n != "balance_subsets"}
 
 
 def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[str, DetectedFile]:
