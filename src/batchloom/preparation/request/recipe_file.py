@@ -28,7 +28,7 @@ from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.identity.processors import compute_processor_fingerprint
 from batchloom.preparation.request.inputs import locate_inputs
-from batchloom.preparation.settings.dataset_config import DatasetConfig
+from batchloom.preparation.settings.dataset_config import parse_entries
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, flatten_settings, format_token_count
@@ -142,16 +142,8 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
             if not isinstance(entry, (str, dict))
         ]
     )
-    if not value:
-        return []
     listed = [entry if isinstance(entry, dict) else {"path": entry} for entry in value]
-    try:
-        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # its mappings become entries
-    except SettingsError as error:
-        raise SettingsError(
-            [f"{config_location.file}: {problem.replace('datasets', 'inputs', 1)}" for problem in error.problems]
-        ) from None
-    return locate_inputs(config.datasets or (), config_location)
+    return locate_inputs(parse_entries(listed, f"{config_location.file}: inputs"), config_location)
 
 
 def _resolve_relative(name: str, value: str, config_location: ConfigLocation) -> str:

@@ -191,16 +191,27 @@ class DatasetEntry(SourceRecipe):
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])
 
 
-def _parse_entries(listed: object) -> tuple[DatasetEntry, ...]:
+def parse_entries(listed: object, path: str = "datasets") -> tuple[DatasetEntry, ...]:
+    """Parse a list of data sets from mappings and entries; ``path`` is that of the list.
+
+    Raises:
+        SettingsError: all problems, each with its path.
+    """
     if not isinstance(listed, list | tuple):
-        raise SettingsError([f"datasets: {quote_value(listed)} is not a list"])
+        raise SettingsError([f"{path}: {quote_value(listed)} is not a list"])
     entries, problems = list[DatasetEntry](), list[str]()
     for number, entry in enumerate(listed):
         try:
             is_made = isinstance(entry, DatasetEntry)
-            entries.append(entry if is_made else build_settings(DatasetEntry, entry, f"datasets[{number}]."))
+            entries.append(entry if is_made else build_settings(DatasetEntry, entry, f"{path}[{number}]."))
         except SettingsError as error:
             problems += error.problems
+    names = [entry.get("name") if isinstance(entry, Mapping) else getattr(entry, "name", None) for entry in listed]
+    problems += [
+        f"{path}: two are called {name!r}; a name is one data set's alone"
+        for name, count in Counter(name for name in names if isinstance(name, str)).items()
+        if count > 1
+    ]
     raise_problems(problems)
     return tuple(entries)
 
@@ -228,7 +239,7 @@ class DatasetConfig:
     dataset_path: Annotated[
         str | None, Setting(help="File, folder, glob, URL or Hub id.", check=_find_path_problem, parse=parse_path)
     ] = None
-    datasets: Annotated[tuple[DatasetEntry, ...] | None, WrittenForm(parse=_parse_entries)] = None
+    datasets: Annotated[tuple[DatasetEntry, ...] | None, WrittenForm(parse=parse_entries)] = None
     processor_config: Annotated[ProcessorConfig | None, WrittenForm(parse=_parse_processor)] = None
     shuffle: Annotated[bool, Setting(help="Shuffle documents.")] = True
     packing: Annotated[bool, Setting(help="Put several documents into a sequence.")] = False
@@ -343,12 +354,6 @@ def _find_source_problems(config: DatasetConfig) -> list[str]:
         return ["dataset_path: goes with no datasets; write the one or the other"]
     if listed == ():
         return ["datasets: there are none; write at least one"]
-    # Entries with problems are still the given mappings.
-    entries: list[Any] = list(listed) if isinstance(listed, list | tuple) else []
-    names = [entry.get("name") if isinstance(entry, Mapping) else getattr(entry, "name", None) for entry in entries]
-    for name, count in Counter(name for name in names if isinstance(name, str)).items():
-        if count > 1:
-            return [f"datasets: two are called {name!r}; a name is one data set's alone"]
     # The name of this type selects a preset.
     is_preset = config.dataset_type == "fineweb_edu" and config.dataset_format in (None, "hf_dataset")
     if config.dataset_path is None and listed is None and not is_preset:
