@@ -172,7 +172,7 @@ def format_recipe_schema() -> str:
         "description": mode["description"],
         "anyOf": [{"enum": mode["enum"]}, _describe_class(DedupRecipe)],
     }
-    properties["media"] = _describe_class(MediaRecipe, MediaLimits, FrameSampling)
+    properties["media"] = _describe_class(MediaRecipe)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Recipe of batchloom prepare",
@@ -183,12 +183,12 @@ def format_recipe_schema() -> str:
     return json.dumps(schema, indent=1) + "\n"
 
 
-def _describe_class(*classes: type) -> dict[str, Any]:
-    properties = {
-        _KEY_PREFIXES.get(cls, "").rpartition(".")[2] + field.name: _describe_value(field)
-        for cls in classes
-        for field in list_settings(cls)
-    }
+def _describe_class(cls: type) -> dict[str, Any]:
+    properties = {field.name: _describe_value(field) for field in list_settings(cls)}
+    for field in list_written_fields(cls):
+        if field.form.prefix is not None:
+            nested = _describe_class(field.hint)["properties"]
+            properties |= {field.form.prefix + name: schema for name, schema in nested.items()}
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
 
 
