@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from batchloom.cli.terminal import set_quiet
 from batchloom.core.errors import ExitCode
-from batchloom.core.settings import SettingField, list_settings, list_written_fields, quote_value, strip_none, suggest
+from batchloom.core.settings import Setting, SettingField, list_written_fields, quote_value, strip_none, suggest
 
 _PLACEHOLDERS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
@@ -251,19 +251,17 @@ def with_settings(
 
 def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
     """List the declared fields of a settings class by path, inherited ones last."""
-    declared = {field.name: field for field in list_settings(cls)}
     written = {field.name: field for field in list_written_fields(cls)}
     options: list[tuple[tuple[str, ...], SettingField]] = []
     hints = get_type_hints(cls, include_extras=True)
     for field in sorted(fields(cls), key=lambda field: field.name not in cls.__annotations__):
-        if field.name in declared:
-            if not declared[field.name].setting.has_option:
-                continue
-            options.append(((field.name,), declared[field.name]))
+        declared = written.get(field.name)
+        if declared is not None and isinstance(declared.form, Setting):
+            options += [((field.name,), declared)] if declared.form.has_option else []
             continue
-        if field.name in written:
-            prefix = written[field.name].form.prefix
-            for path, option in _list_options(written[field.name].hint):
+        if declared is not None:
+            prefix = declared.form.prefix
+            for path, option in _list_options(declared.hint):
                 beside = (field.name, *path) if prefix is None else (prefix + path[0], *path[1:])
                 options.append((beside, option))
             continue

@@ -24,7 +24,7 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.report import PrepareResult, read_last_report
 from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
-from batchloom.preparation.settings import make_run_settings
+from batchloom.preparation.settings import flatten_settings, make_run_settings
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def unescape_marker(text: str) -> str:
 
 def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Flatten the groups of a recipe, and parse the short forms of options."""
-    options = {**settings, **settings.get("reading", {}), **settings.get("chat", {})}
-    for group in ("reading", "chat"):
-        options.pop(group, None)
+    options = flatten_settings(settings)
     if "split_on" in options:
         options["split_on"] = unescape_marker(options["split_on"])
     if "dedup" in options:

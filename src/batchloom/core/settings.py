@@ -78,14 +78,25 @@ class Setting(WrittenForm):
     panel: str | None = None
 
 
+# Of a field that declares none.
+_NO_FORM = WrittenForm()
+
+
 class SettingField(NamedTuple):
     """A declared field of a settings class; ``hint`` is its type without None."""
 
     name: str
     hint: Any
     default: Any
-    setting: Setting
+    form: WrittenForm
     optional: bool
+
+    @property
+    def setting(self) -> Setting:
+        """Declaration of a field that is a setting, not settings of another class."""
+        if not isinstance(self.form, Setting):
+            raise TypeError(f"{self.name} holds settings of another class")
+        return self.form
 
     @property
     def option_names(self) -> list[str]:
@@ -97,38 +108,9 @@ class SettingField(NamedTuple):
         return [self.setting.option] if self.setting.option else names
 
 
-class WrittenField(NamedTuple):
-    """A field with a declared form; ``hint`` is its type without None."""
-
-    name: str
-    hint: Any
-    form: WrittenForm
-
-
 @cache
-def list_written_fields(cls: Any) -> tuple[WrittenField, ...]:
-    """List the fields of a settings class that have a form, in order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return tuple(
-        WrittenField(field.name, strip_none(hints[field.name].__origin__), metadata)
-        for field in dataclasses.fields(cls)
-        for metadata in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(metadata, WrittenForm)
-    )
-
-
-def list_setting_names(cls: Any) -> tuple[str, ...]:
-    """List the names of the settings of a class, as files and calls have them."""
-    names: list[str] = []
-    for field in list_written_fields(cls):
-        prefix = field.form.prefix
-        names += [field.name] if prefix is None else [prefix + name for name in list_setting_names(field.hint)]
-    return tuple(names)
-
-
-@cache
-def list_settings(cls: Any) -> tuple[SettingField, ...]:
-    """List the fields of a settings class that have a :class:`Setting`, in order."""
+def list_written_fields(cls: Any) -> tuple[SettingField, ...]:
+    """List the fields of a settings class that have a :class:`WrittenForm`, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return tuple(
         SettingField(
@@ -140,8 +122,22 @@ def list_settings(cls: Any) -> tuple[SettingField, ...]:
         )
         for field in dataclasses.fields(cls)
         for metadata in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(metadata, Setting)
+        if isinstance(metadata, WrittenForm)
     )
+
+
+def list_settings(cls: Any) -> tuple[SettingField, ...]:
+    """List the fields of a settings class that have a :class:`Setting`, in order."""
+    return tuple(field for field in list_written_fields(cls) if isinstance(field.form, Setting))
+
+
+def list_setting_names(cls: Any) -> tuple[str, ...]:
+    """List the names of the settings of a class, as files and calls have them."""
+    names: list[str] = []
+    for field in list_written_fields(cls):
+        prefix = field.form.prefix
+        names += [field.name] if prefix is None else [prefix + name for name in list_setting_names(field.hint)]
+    return tuple(names)
 
 
 def find_problems(spec: object, path: str = "") -> list[str]:
@@ -311,7 +307,7 @@ def convert_int_settings(spec: object) -> list[str]:
         spec,
         {
             field.name: (int(field.setting.minimum or 0), int(field.setting.maximum))
-            for field in list_settings(type(spec))  # type: ignore[arg-type]
+            for field in list_settings(type(spec))
             if field.hint is int
             and field.setting.maximum is not None
             and not (field.optional and getattr(spec, field.name) is None)
@@ -329,7 +325,7 @@ def to_plain(spec: object) -> dict[str, Any]:
     forms = {field.name: field.form for field in list_written_fields(type(spec))}
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
-        value, form = getattr(spec, field.name), forms.get(field.name, _PLAIN_FORM)
+        value, form = getattr(spec, field.name), forms.get(field.name, _NO_FORM)
         if not field.compare or (form.omit_default and value == _get_default(field)):
             continue
         if form.prefix is not None:
@@ -339,9 +335,6 @@ def to_plain(spec: object) -> dict[str, Any]:
         else:
             plain[field.name] = value_to_plain(value)
     return plain
-
-
-_PLAIN_FORM = WrittenForm()
 
 
 def _get_default(field: "dataclasses.Field[Any]") -> Any:
@@ -379,18 +372,18 @@ def build_settings(cls: type[T], values: object, prefix: str = "") -> T:
     if not isinstance(values, Mapping):
         raise SettingsError([f"{prefix.removesuffix('.')}: {quote_value(values)} is not a mapping"])
     names = list_setting_names(cls)
-    written = {name: values[name] for name in names if values.get(name) is not None}
-    parsed, problems = parse_short_forms([cls], written)
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    parsed, problems = parse_short_forms([cls], given)
     # A value that cannot be parsed is not reported as missing, too.
-    given = written | parsed
+    given |= parsed
     problems += find_unknown_settings(values, names, prefix)
     for field in list_written_fields(cls):  # type: ignore[arg-type]
         if field.form.prefix is None:
             continue
-        beside = {name: field.form.prefix + name for name in list_setting_names(field.hint)}
-        part = {name: given.pop(written) for name, written in beside.items() if written in given}
+        name_by_written = {field.form.prefix + name: name for name in list_setting_names(field.hint)}
+        nested = {name: given.pop(written) for written, name in name_by_written.items() if written in given}
         try:
-            given[field.name] = build_settings(field.hint, part, prefix + field.form.prefix)
+            given[field.name] = build_settings(field.hint, nested, prefix + field.form.prefix)
         except SettingsError as error:
             problems += error.problems
     missing = [

@@ -16,6 +16,7 @@ from .recipe import (
     check_option_names as check_option_names,
     count_allowed_bad as count_allowed_bad,
     dedup_to_plain as dedup_to_plain,
+    flatten_settings as flatten_settings,
     format_token_count as format_token_count,
     is_valid_path as is_valid_path,
     parse_token_count as parse_token_count,
