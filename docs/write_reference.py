@@ -2,7 +2,8 @@
 
 Names, settings, keys, metrics and errors are declared in the code. A page holds its prose, and for each such part a
 comment ``<!-- begin NAME ARGUMENTS -->``: the function of that name in ``PARTS`` returns what follows, up to
-``<!-- end -->``. Run this script after changing a declaration or a page.
+``<!-- end -->``. `KEYWORDS` holds the typed keyword arguments of functions. Run this script after changing a
+declaration or a page.
 """
 
 import dataclasses
@@ -48,6 +49,7 @@ from batchloom.text import KNOWN_STEPS
 from batchloom.train import DataRequest, MediaPaths, StoreOptions, StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
+KEYWORDS = Path(__file__).parents[1] / "src/batchloom/preparation/keywords.py"
 _PART_PATTERN = re.compile(r"(<!-- begin (\S+)(.*?)-->\n).*?<!-- end -->", re.DOTALL)
 # An option in a sentence. As code it keeps its two hyphens, which a page may replace by a dash.
 _OPTION_PATTERN = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
@@ -589,7 +591,6 @@ def _fill_part(match: re.Match[str]) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "recipe.schema.json": format_recipe_schema,
-    "../../src/batchloom/preparation/keywords.py": format_keywords,
     **{
         name: partial(fill_page, name)
         for name in (
@@ -602,3 +603,4 @@ PAGES: dict[str, Callable[[], str]] = {
 if __name__ == "__main__":
     for page, make_page in PAGES.items():
         (REFERENCE / page).write_text(make_page())
+    KEYWORDS.write_text(format_keywords())

@@ -148,6 +148,10 @@ def test_a_reference_page_is_that_of_the_declarations(page):
     assert (ROOT / "docs/reference" / page).read_text() == REFERENCE[page]()
 
 
+def test_keyword_arguments_are_those_of_the_declarations():
+    assert WRITER["KEYWORDS"].read_text() == WRITER["format_keywords"]()
+
+
 def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path):
     import jsonschema
 

@@ -192,7 +192,7 @@ class DatasetEntry(SourceRecipe):
 
 
 def parse_entries(listed: object, path: str = "datasets") -> tuple[DatasetEntry, ...]:
-    """Parse a list of data sets from mappings and entries; ``path`` is that of the list.
+    """Parse data sets from a list of mappings and entries, whose path is ``path``.
 
     Raises:
         SettingsError: all problems, each with its path.
