@@ -28,7 +28,8 @@ from batchloom.text import KNOWN_STEPS, CleanStep, find_clean_problems
 
 _SENTINELS = ("prefix", "suffix", "middle")
 _MAX_SEED = (1 << 128) - 1
-_FimSetting = partial(Setting, omit_default=True)
+# A setting that is written only if it is not the default.
+_OmittedSetting = partial(Setting, omit_default=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,13 @@ class FimRecipe:
 
     # 1 and 1.0 are one recipe and must have one fingerprint.
     rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1, plain=float)] = 0.5
-    spm_rate: Annotated[float, _FimSetting(help="Share of those with the suffix first.", maximum=1, plain=float)] = 0.5
-    seed: Annotated[int, _FimSetting(help="Seed of the choice.", minimum=-_MAX_SEED, maximum=_MAX_SEED)] = 0
-    prefix: Annotated[str | None, _FimSetting(help="Token before the prefix.")] = None
-    suffix: Annotated[str | None, _FimSetting(help="Token before the suffix.")] = None
-    middle: Annotated[str | None, _FimSetting(help="Token before the middle.")] = None
+    spm_rate: Annotated[
+        float, _OmittedSetting(help="Share of those with the suffix first.", maximum=1, plain=float)
+    ] = 0.5
+    seed: Annotated[int, _OmittedSetting(help="Seed of the choice.", minimum=-_MAX_SEED, maximum=_MAX_SEED)] = 0
+    prefix: Annotated[str | None, _OmittedSetting(help="Token before the prefix.")] = None
+    suffix: Annotated[str | None, _OmittedSetting(help="Token before the suffix.")] = None
+    middle: Annotated[str | None, _OmittedSetting(help="Token before the middle.")] = None
 
     @property
     def sentinels(self) -> tuple[str | None, ...]:
@@ -342,7 +345,6 @@ class ReadRecipe:
 
 # Far above any number of records.
 MAX_SAMPLES = 10**15
-_SourceSetting = partial(Setting, omit_default=True)
 
 
 def parse_path(value: object) -> object:
@@ -362,13 +364,13 @@ class SourceRecipe:
     ``location`` names the setting in messages.
     """
 
-    data_type: Annotated[InputFormat | None, _SourceSetting(help="Format of the files.", shown_default="detected")] = (
+    data_type: Annotated[InputFormat | None, _OmittedSetting(help="Format of the files.", shown_default="detected")] = (
         None
     )
-    name: Annotated[str | None, _SourceSetting(help="Label of the documents; recorded in the store.")] = None
+    name: Annotated[str | None, _OmittedSetting(help="Label of the documents; recorded in the store.")] = None
     weight: Annotated[
         float | None,
-        _SourceSetting(
+        _OmittedSetting(
             help="Share among the inputs, above 0; recorded in the store.",
             check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
             # 2 and 2.0 are one weight.
@@ -378,17 +380,17 @@ class SourceRecipe:
     ] = None
     media_folder: Annotated[
         str | None,
-        _SourceSetting(
+        _OmittedSetting(
             help="Folder or URL that the paths of media start from; None for the recipe's.", parse=parse_folder
         ),
     ] = None
     text_field: Annotated[
         str | None,
-        _SourceSetting(help="Field of a record that holds the text. Without it and a mapping, the recipe's applies."),
+        _OmittedSetting(help="Field of a record that holds the text. Without it and a mapping, the recipe's applies."),
     ] = None
     mapping: Annotated[
         Mapping[str, str],
-        _SourceSetting(
+        _OmittedSetting(
             help="Columns by role. Without it and a text_field, the recipe's mapping applies.", check=lambda _: ""
         ),
     ] = field(default_factory=dict)
@@ -400,14 +402,14 @@ class SourceRecipe:
     ] = ()
     split: Annotated[
         str | None,
-        _SourceSetting(
+        _OmittedSetting(
             help="Split of its data sets, as input_split; without it, the recipe's applies.",
             check=find_input_split_problem,
         ),
     ] = None
     encoding: Annotated[
         str | None,
-        _SourceSetting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
+        _OmittedSetting(help="Encoding of its texts; without it, the recipe's applies.", check=_find_encoding_problem),
     ] = None
     include: Annotated[
         tuple[str, ...],
@@ -421,13 +423,13 @@ class SourceRecipe:
     ] = ()
     subset: Annotated[
         Literal["train", "val", "test"] | None,
-        _SourceSetting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
+        _OmittedSetting(help="Subset of all its documents.", shown_default="chosen by the hash of each"),
     ] = None
     max_samples: Annotated[
-        int | None, _SourceSetting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
+        int | None, _OmittedSetting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     num_samples: Annotated[
-        int | None, _SourceSetting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
+        int | None, _OmittedSetting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     location: str = field(default="", compare=False)
 
