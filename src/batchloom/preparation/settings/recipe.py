@@ -26,7 +26,9 @@ from batchloom.core.settings import (
     as_int,
     build_settings,
     find_problems,
+    find_unknown_settings,
     is_text,
+    list_setting_names,
     quote_value,
     raise_problems,
     suggest,
@@ -162,8 +164,8 @@ def parse_dedup(value: object) -> DedupRecipe:
         return value
     if not isinstance(value, Mapping):
         return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
-    if value.get("mode") is None:
-        raise SettingsError(["dedup.mode: missing; write {mode: near, ...}"])
+    missing = [] if value.get("mode") is not None else ["dedup.mode: missing; write {mode: near, ...}"]
+    raise_problems(find_unknown_settings(value, list_setting_names(DedupRecipe), "dedup.") + missing)
     return build_settings(DedupRecipe, value, "dedup.")
 
 
