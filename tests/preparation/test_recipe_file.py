@@ -707,3 +707,13 @@ def test_an_empty_default_system_removes_that_of_a_recipe(tmp_path):
         texts[name] = batchloom.open_store(result.path)[0].text
     assert "Be kind." in texts["kept"]
     assert "Be kind." not in texts["removed"]
+
+
+def test_columns_and_globs_of_an_input_are_read_back_from_its_store(folder):
+    write("r.yaml", "inputs: [{path: data, include: notes.csv}]\nmapping: text=body\ntokenizer: bytes\n")
+    batchloom.prepare(recipe="r.yaml", out="s")
+    recipe = read_recipe("s")
+    assert recipe.reading.mapping == {"text": "body"}
+    assert recipe.sources[0].include == ("notes.csv",)
+    result = batchloom.prepare(recipe="s", out="t")
+    assert "t is identical to s, byte for byte." in result.notes
