@@ -74,7 +74,9 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
         recipe={},
         recipe_fingerprint="",
         counts=StoreCounts(documents, documents, tokens, 0, {}),
-        subsets={"train": SubsetEntry(documents, tokens, stated, tuple(entries), sums=sums)},
+        subsets={
+            "train": SubsetEntry(documents=documents, tokens=tokens, lengths=stated, shards=tuple(entries), sums=sums)
+        },
         subset_overrides={},
         sources=(
             SourceEntry(
@@ -114,8 +116,8 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         write_file(stem.with_suffix(".idx"), encode_index(shard_lengths, np.dtype("<u2")))
         named = f"{int(stem.name[-5:]) + 1:032x}"
         return ShardEntry(
-            stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "0" * 32, f"2{named[1:]}",
-            sums=_zero_sums(stem, 2 * tokens),
+            name=stem.name, documents=count, tokens=tokens, bytes=2 * tokens,
+            bin=f"1{named[1:]}", idx="0" * 32, docs=f"2{named[1:]}", sums=_zero_sums(stem, 2 * tokens),
         )  # fmt: skip
     rng = np.random.default_rng(seed + 1)
     writer = ShardWriter(stem, np.dtype("<u2"))

@@ -1,13 +1,12 @@
 """Options ``--recipe`` and ``--print-recipe`` of ``prepare``."""
 
-import json
-
 import pytest
 
 from batchloom import SettingsError
 from batchloom.cli import run_command_line
 from batchloom.preparation import make_request
 from preparation.stores import hash_store_files, write_jsonl
+from store.manifest_edits import edit_manifest
 
 
 @pytest.fixture
@@ -144,16 +143,13 @@ WRONG_RECIPES = {
 
 
 @pytest.mark.parametrize("problem", WRONG_RECIPES)
-def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(problem, tmp_path, monkeypatch, capsys):
+def test_a_recipe_of_other_types_in_a_manifest_is_refused(problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
     arguments = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
     assert run_command_line(arguments) == 0
     manifest = tmp_path / "st" / "dataset_metadata.json"
-    values = json.loads(manifest.read_text())
-    del values["checksum"]
-    WRONG_RECIPES[problem](values["recipe"])
-    manifest.write_text(json.dumps(values))
+    edit_manifest(manifest.parent, lambda values: WRONG_RECIPES[problem](values["recipe"]))
     for command in (["inspect", "st"], ["prepare", "--recipe", "st", "--out", "s3"], arguments):
         capsys.readouterr()
         assert run_command_line(command) == 1

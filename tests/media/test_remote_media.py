@@ -24,11 +24,13 @@ from batchloom.store import (
     read_manifest,
     write_file,
 )
+from batchloom.store.format import seal_manifest
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages
 from preparation.s3_relay import Fault
 from preparation.test_remote_output import assert_same, read_objects
 from sources.web_server import Web, serve
+from store.manifest_edits import write_sealed
 from store.remote_stores import (
     assert_same_batches,
     copy_to_bucket,
@@ -204,7 +206,7 @@ def test_media_outside_their_file_are_refused(local, tmp_path, name, value):
     subset = manifest.subsets["train"]
     changed_shard = replace(subset.shards[0], media=write_file(path, MediaRows(rows, locations).to_bytes()))
     changed = replace(subset, shards=(changed_shard, *subset.shards[1:]))
-    hostile = encode_manifest(replace(manifest, subsets={"train": changed}, checksum=""))
+    hostile = encode_manifest(seal_manifest(replace(manifest, subsets={"train": changed})))
     (tmp_path / "store" / "dataset_metadata.json").write_bytes(hostile)
     url = copy_to_memory(tmp_path / "store", tmp_path.name)
     remote_store = batchloom.open_store(url, cache=tmp_path / "cache")
@@ -404,22 +406,6 @@ def test_checksum_files_of_media_are_checked(local, tmp_path):
     assert any("shard_00000.blobsums" in fault for fault in faults)
 
 
-def test_a_remote_store_without_media_sizes_is_refused(local, tmp_path):
-    shutil.copytree(local[0].path, tmp_path / "store")
-    manifest = read_manifest(tmp_path / "store")
-    subset = manifest.subsets["train"]
-    no_sizes = {"media_bytes": None, "blobs_bytes": None, "blobsums": None}
-    shards = tuple(replace(shard, **no_sizes) for shard in subset.shards)
-    older = replace(manifest, subsets={"train": replace(subset, shards=shards)}, checksum="")
-    (tmp_path / "store" / "dataset_metadata.json").write_bytes(encode_manifest(older))
-    assert list(batchloom.Loader(batchloom.open_store(tmp_path / "store"), **SIZES))
-    url = copy_to_memory(tmp_path / "store", tmp_path.name)
-    store = batchloom.open_store(url, cache=tmp_path / "cache")
-    with pytest.raises(StoreError, match="does not record the size of the media files of shard_00000"):
-        list(batchloom.Loader(store, **SIZES))
-    assert Path(tmp_path / "cache").is_dir()
-
-
 def test_the_manifest_follows_its_schema(local, tmp_path):
     import jsonschema
 
@@ -430,8 +416,7 @@ def test_the_manifest_follows_its_schema(local, tmp_path):
     shutil.copytree(local[0].path, tmp_path / "store")
     for name in ("media_bytes", "blobs_bytes"):
         manifest = json.loads(data)
-        del manifest["checksum"]
         manifest["subsets"]["train"]["shards"][0][name] = -1
-        (tmp_path / "store" / "dataset_metadata.json").write_text(json.dumps(manifest))
+        write_sealed(tmp_path / "store" / "dataset_metadata.json", manifest)
         with pytest.raises(StoreError, match=f"Expected `int` >= 0 .*{name}"):
             batchloom.open_store(tmp_path / "store")

@@ -40,6 +40,7 @@ from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer
 from preparation.stores import hash_store_files, read_texts, write_jsonl
+from store.manifest_edits import write_sealed
 from tiers import examples
 
 TEXTS = [f"document {n} of some {'long ' * (n % 7)}words" for n in range(60)]
@@ -247,13 +248,12 @@ def test_a_damaged_or_foreign_store_is_no_recipe(folder):
         read_recipe("other.json")
     with pytest.raises(StoreError):
         read_recipe("data")
-    del manifest["checksum"]
     manifest["recipe"]["cleann"] = []
-    write("one/dataset_metadata.json", json.dumps(manifest))
+    write_sealed(folder / "one/dataset_metadata.json", manifest)
     with pytest.raises(SettingsError, match=r"recipe.cleann: unknown setting; did you mean 'clean'\?"):
         read_recipe("one")
     manifest["recipe"] = {"how": "link"}
-    write("one/dataset_metadata.json", json.dumps(manifest))
+    write_sealed(folder / "one/dataset_metadata.json", manifest)
     with pytest.raises(InputError, match="one was imported"):
         read_recipe("one")
 

@@ -11,7 +11,9 @@ import xxhash
 import batchloom
 from batchloom import StoreError
 from batchloom.store import verify_prefix, verify_store
+from batchloom.store.format import split_checksum
 from batchloom.testing import write_store
+from store.manifest_edits import edit_manifest
 
 # Magic, version, code of the dtype, sequences and documents, as Megatron writes an .idx.
 HEADER = struct.Struct("<9sQBQQ")
@@ -27,15 +29,6 @@ def folder(tmp_path):
 def read_all_documents(folder):
     store = batchloom.open_store(folder)
     return [store[n].ids.tolist() for n in range(len(store))]
-
-
-def edit_manifest(folder, change, name="dataset_metadata.json"):
-    """Change a manifest, and drop its checksum as in older stores."""
-    path = folder / name
-    manifest = json.loads(path.read_text())
-    manifest.pop("checksum", None)
-    change(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 def seal_sidecars(folder):
@@ -93,6 +86,10 @@ MANIFEST_ATTACKS = {
     "weight": (lambda m: get_first_source(m).update(weight=0), "Expected `float` > 0"),
     "checksum of a shard": (lambda m: get_first_shard(m).update(bin="-" + "1" * 31), "Expected `str` matching regex"),
     "trained without a mask": (lambda m: get_first_shard(m).update(trained=3), "contradict each other"),
+    "media without a size": (lambda m: get_first_shard(m).update(media="0" * 32), "contradict each other"),
+    "a size without a file": (lambda m: get_first_shard(m).update(parquet_bytes=3), "contradict each other"),
+    "no block checksums": (lambda m: get_first_shard(m).pop("sums"), "missing required field `sums`"),
+    "no block checksums of lengths": (lambda m: m["subsets"]["train"].pop("sums"), "missing required field `sums`"),
     "trained": (lambda m: get_first_shard(m).update(trained=10**6, mask="0" * 32), "contradict each other"),
     "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not in the vocabulary"),
     "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is not one of"),
@@ -373,8 +370,9 @@ def test_a_wrong_tokenizer_entry_is_a_fault(folder, name):
 
 def test_a_manifest_that_is_not_utf8(folder):
     path = folder / "dataset_metadata.json"
-    edit_manifest(folder, lambda m: None)
-    path.write_bytes(path.read_bytes().replace(b'"given"', b'"giv\xffn"'))
+    data = path.read_bytes().replace(b'"given"', b'"giv\xffn"')
+    content_checksum, old_checksum = split_checksum(data)
+    path.write_bytes(data.replace(old_checksum.encode(), content_checksum.encode()))
     with pytest.raises(StoreError, match="not a manifest"):
         batchloom.open_store(folder)
 

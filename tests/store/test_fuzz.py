@@ -40,6 +40,8 @@ VALUES = (
     [],
     {},
 )
+from store.manifest_edits import write_sealed
+
 SECONDS = 120
 
 
@@ -209,12 +211,13 @@ def change_json(data, rng):
     return path, container[path[-1]]
 
 
-def damage_json(path, rng, *, drop):
+def damage_json(path, rng, *, is_sealed):
     data = json.loads(path.read_text())
-    if drop:
-        data.pop("checksum", None)
     changes = [change_json(data, rng) for _ in range(rng.choice((1, 1, 2)))]
-    path.write_text(json.dumps(data))
+    if is_sealed:
+        write_sealed(path, data)
+    else:
+        path.write_text(json.dumps(data))
     return changes
 
 
@@ -244,7 +247,7 @@ def copy_store(sound_store, tmp_path, number):
 
 
 @pytest.mark.parametrize("seeds", SEED_RANGES)
-def test_numbers_of_a_manifest_without_checksum(sound_store, tmp_path, seeds):
+def test_numbers_of_a_sealed_manifest(sound_store, tmp_path, seeds):
     refused = 0
     for seed in seeds:
         rng, folder = random.Random(seed), copy_store(sound_store, tmp_path, seed)
@@ -253,7 +256,7 @@ def test_numbers_of_a_manifest_without_checksum(sound_store, tmp_path, seeds):
             *(f"generations/{p.name}" for p in folder.glob("generations/*")),
         ]
         name = rng.choice([names[0], *names])
-        damage = damage_json(folder / name, rng, drop=True)
+        damage = damage_json(folder / name, rng, is_sealed=True)
         refused += use_all(folder, f"seed {seed}: {name} with {damage}") > 0
         shutil.rmtree(folder)
     assert refused
@@ -269,7 +272,7 @@ def test_numbers_of_other_files(sound_store, tmp_path, seeds):
         kind = rng.choice(by_kind)
         path = rng.choice([p for p in files if p.suffix == kind])
         if path.suffix == ".json" and rng.random() < 0.7:
-            damage = damage_json(path, rng, drop=False)
+            damage = damage_json(path, rng, is_sealed=False)
         else:
             damage = damage_bytes(path, rng)
         refused += use_all(folder, f"seed {seed}: {path.relative_to(folder)} with {damage}") > 0

@@ -35,7 +35,7 @@ from batchloom.store import (
     remove_documents,
 )
 from batchloom.testing import append_documents, write_store
-from store.test_damaged_stores import edit_manifest
+from store.manifest_edits import edit_manifest
 
 FIRST = {"train": [[1, 2, 256], [3, 256], [4, 5, 6, 256]], "val": [[7, 256]]}
 SECOND = {"train": [[8, 9, 256], [10, 256]], "test": [[11, 12, 256]]}

@@ -1,10 +1,9 @@
-"""The manifest's checksum: changed manifests are refused, older ones are read."""
+"""The manifest's checksum: changed manifests and manifests without it are refused."""
 
 import json
 import os
 import random
 import resource
-import shutil
 import time
 
 import msgspec
@@ -12,14 +11,14 @@ import pytest
 import xxhash
 
 import batchloom
-from batchloom import InputError, Loader, StoreError, check, open_store
+from batchloom import InputError, StoreError, check, open_store
 from batchloom.cli import run_command_line
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
 from preparation.s3_relay import Fault
 from sources.web_server import Handler, Web, serve
+from store.manifest_edits import edit_manifest
 from store.remote_stores import copy_to_bucket, relay_bucket
-from store.test_damaged_stores import edit_manifest
 
 NAME = "dataset_metadata.json"
 DOCUMENTS = {"train": [[72, 105, 256], [256], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
@@ -116,8 +115,17 @@ def test_a_manifest_with_any_byte_changed_or_cut_short_is_refused(folder, seed):
 def test_a_manifest_in_another_form_is_refused(folder):
     path = folder / NAME
     path.write_text(json.dumps(json.loads(path.read_text())))
-    with pytest.raises(StoreError, match="it does not end with its checksum .*; restore it from a"):
+    with pytest.raises(StoreError, match="its checksum is missing, and its content has .*; restore it from a"):
         open_store(folder)
+
+
+@pytest.mark.parametrize("name", [NAME, "generations/00001.json"])
+def test_a_manifest_without_checksum_is_refused(folder, name):
+    manifest = json.loads((folder / name).read_text())
+    del manifest["checksum"]
+    (folder / name).write_bytes(encode_formatted(manifest))
+    with pytest.raises(StoreError, match="its checksum is missing, and its content has .*; restore it from a"):
+        open_store(folder, generation=None if name == NAME else 1)
 
 
 SIZES = "--seq-len 8 --global-batch-size 2"
@@ -165,58 +173,6 @@ def test_a_manifest_of_very_many_values_is_refused_before_it_is_parsed(folder):
     with pytest.raises(StoreError, match="has more than 33,554,432 values"):
         open_store(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 256 << 10  # KiB
-
-
-def copy_as_older_version(folder, target):
-    """Copy a store as older versions wrote it, without manifest checksums."""
-    shutil.copytree(folder, target)
-    for path in (target / NAME, *target.glob("generations/*")):
-        data = json.loads(path.read_bytes())
-        del data["checksum"]
-        path.write_bytes(encode_formatted(data))
-    return target
-
-
-def test_older_stores_are_read_and_extended(folder, tmp_path):
-    older = copy_as_older_version(folder, tmp_path / "old")
-    for generation in (None, 1, 2, 3):
-        store, older_store = (open_store(store_folder, generation=generation) for store_folder in (folder, older))
-        assert store.fingerprint == older_store.fingerprint
-        plans = [Loader(opened, **SINGLE_RANK).plan.fingerprint for opened in (store, older_store)]
-        assert plans[0] == plans[1]
-    assert check(older).sound
-    previous = (older / NAME).read_bytes()
-    for store_folder in (folder, older):
-        append_documents(store_folder, [[5, 256]], source="last")
-    assert (older / "generations/00003.json").read_bytes() == previous
-    # Both write equal new generations. Only the archived manifests differ, by their checksums.
-    assert (older / NAME).read_bytes() == (folder / NAME).read_bytes()
-    assert open_store(older, generation=2).fingerprint == open_store(folder, generation=2).fingerprint
-    assert check(older).sound
-
-
-def test_a_state_of_an_older_store_is_resumed(folder, tmp_path):
-    older = copy_as_older_version(folder, tmp_path / "old")
-    loaders = [Loader(open_store(store_folder), **SINGLE_RANK) for store_folder in (folder, older)]
-    states = []
-    for loader in loaders:
-        steps = iter(loader)
-        next(steps)
-        states.append(loader.state_dict())
-        steps.close()
-    assert states[0] == states[1]
-    loaders[0].load_state_dict(states[1])
-    assert len(list(loaders[0])) == len(list(Loader(open_store(folder), **SINGLE_RANK))) - 1
-
-
-def test_a_store_prepared_from_an_older_recipe_is_the_same(tmp_path):
-    (tmp_path / "in.txt").write_text("One.\n\nTwo.\n")
-    batchloom.prepare(str(tmp_path / "in.txt"), out=tmp_path / "a", tokenizer="bytes")
-    edit_manifest(tmp_path / "a", lambda m: None)
-    data = json.loads((tmp_path / "a" / NAME).read_text())
-    (tmp_path / "a" / NAME).write_bytes(encode_formatted(data))
-    report = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
-    assert any("is identical to" in note for note in report.notes)
 
 
 class DamagingHandler(Handler):

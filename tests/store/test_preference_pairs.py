@@ -15,8 +15,8 @@ from batchloom.store import (
     remove_documents,
     verify_store,
 )
+from store.manifest_edits import edit_manifest
 from store.test_damaged_stores import (
-    edit_manifest,
     get_first_shard,
     overwrite,
     replace_by_pipe,

@@ -10,7 +10,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from batchloom import InputError, Loader, SettingsError, StoreError, check, inspect, open_store
 from batchloom.batches import PlanOptions
@@ -20,13 +19,15 @@ from batchloom.remote import block_cache
 from batchloom.store import (
     compact_store,
     compute_block_checksums,
-    encode_manifest,
     find_documents,
     read_manifest,
     remove_documents,
 )
+from batchloom.store.format import compute_file_checksums
 from batchloom.store.read import remote_blocks, remote_store
+from batchloom.store.write import write_checksum_file
 from batchloom.testing import append_documents, write_store
+from store.manifest_edits import edit_manifest
 from store.remote_stores import assert_same_batches, copy_to_memory, list_block_files, make_documents
 from waiting import LIMIT_S
 
@@ -165,26 +166,6 @@ def test_a_state_of_a_local_store_resumes_a_remote_one(local, remote):
     assert assert_same_batches(list(local_loader)[5:], remote_loader)
 
 
-def test_an_older_store_without_block_checksums_is_read(local, tmp_path, caplog):
-    manifest = read_manifest(local.path)
-    train = manifest.subsets["train"]
-    shards = tuple(replace(shard, sums=None) for shard in train.shards)
-    subsets = {**manifest.subsets, "train": replace(train, sums=None, shards=shards)}
-    (local.path / "dataset_metadata.json").write_bytes(encode_manifest(replace(manifest, subsets=subsets, checksum="")))
-    for path in local.path.rglob("*.sums"):
-        path.unlink()
-    with caplog.at_level(logging.WARNING):
-        store = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
-    assert "older batchloom and has no block checksums" in caplog.text
-    assert store.fingerprint == local.fingerprint
-    assert read_all_documents(store) == DOCUMENTS
-    # Local shards are verified as complete files.
-    assert read_all_documents(open_store(local.path, verify="first-read")) == DOCUMENTS
-    _flip_bit(local.path / "train/shard_00003.bin")
-    with pytest.raises(StoreError, match=r"shard_00003.bin: checksum differs"):
-        read_all_documents(open_store(local.path, verify="first-read"))
-
-
 def _flip_bit(path, at=100):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -258,12 +239,8 @@ def test_an_id_outside_the_vocabulary_is_never_served(tmp_path, is_remote):
     write_store(tmp_path / "other", DOCUMENTS)
     store = open_store(local.path)
     if is_remote:
-        manifest = read_manifest(local.path)
-        train = manifest.subsets["train"]
-        shards = tuple(replace(shard, sums=None) for shard in train.shards)
-        subsets = {"train": replace(train, shards=shards)}
-        data = encode_manifest(replace(manifest, subsets=subsets, checksum=""))
-        (local.path / "dataset_metadata.json").write_bytes(data)
+        sums = write_checksum_file(path.with_suffix(".sums"), compute_file_checksums(path))
+        edit_manifest(local.path, lambda manifest: manifest["subsets"]["train"]["shards"][0].update(sums=sums))
         store = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
     message = r"train/shard_00000.bin holds token id 257 in document \d+, and the vocabulary has ids 0 to 256"
     with pytest.raises(StoreError, match=message):

@@ -14,6 +14,7 @@ from batchloom.core.synthetic_data import SyntheticDocuments, SyntheticSpec, par
 from batchloom.preparation import import_tokens
 from batchloom.store import verify_prefix, verify_store
 from batchloom.testing import write_store
+from store.manifest_edits import edit_manifest
 from tiers import examples
 
 GOLDEN_LENGTHS = [25, 26, 20, 9, 11]
@@ -244,11 +245,7 @@ def test_undeclared_noise_is_a_fault(tmp_path):
     name = "dummy:documents=60,vocab=257,lengths=2000"
     batchloom.prepare(name, out=tmp_path / "s")
     assert verify_store(tmp_path / "s").faults == []
-    path = tmp_path / "s/dataset_metadata.json"
-    manifest = json.loads(path.read_text())
-    manifest["sources"][0]["kind"] = "text"
-    del manifest["checksum"]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(tmp_path / "s", lambda manifest: manifest["sources"][0].update(kind="text"))
     verdict = verify_store(tmp_path / "s")
     assert any("uniform noise" in fault for fault in verdict.faults)
     assert verdict.used == "nothing until the faults are fixed"

@@ -36,7 +36,7 @@ def test_every_write_error_names_a_remedy(tmp_path, number, remedy):
 
 def test_lengths_that_cannot_be_finished_leave_no_file_open(tmp_path):
     """An open file raises a ResourceWarning, which is an error in the tests."""
-    entry = ShardEntry("shard_00000", 1, 1, 2, "", "", "")
+    entry = ShardEntry(name="shard_00000", documents=1, tokens=1, bytes=2, bin="", idx="", docs="", sums="")
     (tmp_path / "shard_00000.idx").write_bytes(np.zeros(4, "u1").tobytes())
     with pytest.raises(StoreError, match="is cut short"):
         make_subset_entry(tmp_path, [entry])

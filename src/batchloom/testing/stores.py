@@ -143,10 +143,10 @@ def _write_subsets(
             lengths.append(sizes)
         checksum, sums_checksum = lengths.finish()
         entries[subset] = SubsetEntry(
-            len(subset_documents),
-            sum(shard.tokens for shard in shards),
-            checksum,
-            tuple(shards),
+            documents=len(subset_documents),
+            tokens=sum(shard.tokens for shard in shards),
+            lengths=checksum,
+            shards=tuple(shards),
             sums=sums_checksum,
         )
         record += len(subset_documents)

@@ -50,17 +50,16 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$", min_length=32, max_length=32)]
 
 
-class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Documents that one generation added to a subset.
 
-    ``lengths`` is the XXH3-128 of the lengths file; ``sums`` is the checksum of the header of its ``.sums``, absent in
-    older stores.
+    ``lengths`` is the XXH3-128 of the lengths file; ``sums`` is the checksum of the header of its ``.sums``.
     """
 
     generation: Count
     documents: Count
     lengths: Digest
-    sums: Digest | None = None
+    sums: Digest
 
 
 class RemovedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,15 +108,15 @@ _SHARD_FILES = (
 )
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
     Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``weights`` only
     if some token has another loss weight than 0 and 1, ``pairs`` only in stores of preferences, prompts and labelled
     steps, ``fields`` only if documents carry columns, ``bands`` only with near deduplication, ``parquet`` only if
-    records have columns. ``sums`` and ``blobsums`` are the checksums of the headers of these files; ``sums`` is absent
-    in older stores. ``media`` is present only if documents hold media, ``blobs`` and ``blobsums`` only if the store
-    holds the bytes of some. ``media_bytes``, ``blobs_bytes``, ``fields_bytes`` and ``parquet_bytes`` are file sizes.
+    records have columns. ``sums`` and ``blobsums`` are the checksums of the headers of these files. ``media`` is
+    present only if documents hold media, ``blobs`` and ``blobsums`` only if the store holds the bytes of some.
+    ``media_bytes``, ``blobs_bytes``, ``fields_bytes`` and ``parquet_bytes`` are the sizes of these files.
     """
 
     name: str
@@ -131,7 +130,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     trained: Size | None = None
     pairs: Digest | None = None
     bands: Digest | None = None
-    sums: Digest | None = None
+    sums: Digest
     media: Digest | None = None
     media_bytes: Count | None = None
     blobs: Digest | None = None
@@ -149,13 +148,31 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         checksums = {f".{name}": getattr(self, name) for name in _SHARD_FILES}
         return {suffix: checksum for suffix, checksum in checksums.items() if checksum is not None}
 
+    @property
+    def trained_tokens(self) -> int:
+        """Number of trained tokens; without a mask, all tokens are trained."""
+        return self.tokens if self.trained is None else self.trained
 
-class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    @property
+    def contradicts_itself(self) -> bool:
+        """True if a file is listed without its size or count, or these without it."""
+        pairs = (
+            (self.mask, self.trained),
+            (self.media, self.media_bytes),
+            (self.blobs, self.blobs_bytes),
+            (self.blobs, self.blobsums),
+            (self.fields, self.fields_bytes),
+            (self.parquet, self.parquet_bytes),
+        )
+        return any((file is None) != (fact is None) for file, fact in pairs)
+
+
+class SubsetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One subset (``train``, ``val``, ``test``): counts, lengths checksum and shards.
 
     ``layers`` is empty if all documents are of generation 1; otherwise ``lengths`` is the checksum
-    of the first layer. ``sums`` is the checksum of the header of the ``.sums`` of these lengths, absent in
-    older stores. The counts include documents in ``removed``.
+    of the first layer. ``sums`` is the checksum of the header of the ``.sums`` of these lengths. The counts include
+    documents in ``removed``.
     """
 
     documents: Count
@@ -164,7 +181,7 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     shards: tuple[ShardEntry, ...]
     layers: tuple[LayerEntry, ...] = ()
     removed: RemovedEntry | None = None
-    sums: Digest | None = None
+    sums: Digest
 
     @property
     def all_layers(self) -> tuple[LayerEntry, ...]:
@@ -178,7 +195,7 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def length_checksum_files(self) -> tuple[str, ...]:
-        """Names of the lengths' checksum files, one per layer; older stores lack them."""
+        """Names of the lengths' checksum files, one per layer."""
         return tuple(format_generation_file_name(LENGTHS_CHECKSUMS_NAME, layer.generation) for layer in self.all_layers)
 
     @property
@@ -198,7 +215,7 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @property
     def trained_tokens(self) -> int:
         """Number of trained tokens without those of removed documents."""
-        trained = sum(s.tokens if s.trained is None else s.trained for s in self.shards)
+        trained = sum(shard.trained_tokens for shard in self.shards)
         return trained - (self.removed.trained if self.removed else 0)
 
 
@@ -299,7 +316,7 @@ class _RecipeShape(msgspec.Struct):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Content of ``dataset_metadata.json``; the format page documents each field.
 
-    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
+    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty until it is sealed.
     """
 
     format_version: int
@@ -437,10 +454,7 @@ def seal_manifest(manifest: Manifest) -> Manifest:
 
 
 def split_checksum(data: bytes) -> tuple[str, str]:
-    """Return the checksum of a manifest's content, and the one it records.
-
-    The recorded checksum is empty in older stores.
-    """
+    """Return the checksum of a manifest's content, and the recorded one or ""."""
     match = _CHECKSUM_PATTERN.search(data[-_CHECKSUM_BYTES:])
     if match is None:
         return compute_checksum(data), ""
@@ -538,20 +552,15 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
             "Open it with the version that wrote it, or prepare the data again."
         )
     content_checksum, recorded_checksum = split_checksum(data)
-    if recorded_checksum and content_checksum != recorded_checksum:
+    if content_checksum != recorded_checksum:
         raise StoreError(
-            f"{path} was changed or damaged: its checksum is {recorded_checksum}, and its content has "
+            f"{path} was changed or damaged: its checksum is {recorded_checksum or 'missing'}, and its content has "
             f"{content_checksum}; {_RESTORE_REMEDY}."
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except JSON_DECODE_ERRORS as error:
         raise StoreError(f"{path} is not a manifest of this format: {error}; {_RESTORE_REMEDY}.") from error
-    if manifest.checksum != recorded_checksum:
-        raise StoreError(
-            f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; "
-            f"{_RESTORE_REMEDY}."
-        )
     for problem in _list_contradictions(manifest):
         raise StoreError(f"{path} is damaged: {problem}; {_RESTORE_REMEDY}.")
     return manifest
@@ -592,9 +601,8 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         for shard in subset.shards:
             if not SHARD_NAME.fullmatch(shard.name):
                 problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
-            trained = shard.tokens if shard.trained is None else shard.trained
-            half_masked = (shard.mask is None) != (shard.trained is None)
-            if shard.bytes != shard.tokens * itemsize or trained > shard.tokens or half_masked:
+            has_wrong_counts = shard.bytes != shard.tokens * itemsize or shard.trained_tokens > shard.tokens
+            if has_wrong_counts or shard.contradicts_itself:
                 problems.append(f"{name}/{shard.name} has counts that contradict each other")
         documents = sum(shard.documents for shard in subset.shards)
         tokens = sum(shard.tokens for shard in subset.shards)

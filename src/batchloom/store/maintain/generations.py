@@ -158,8 +158,7 @@ def list_generation_files(manifest: Manifest) -> set[str]:
     file_names = set()
     for name, subset in manifest.subsets.items():
         file_names |= {f"{name}/{file}" for file in subset.length_files}
-        checksum_files = zip(subset.length_checksum_files, subset.all_layers, strict=True)
-        file_names |= {f"{name}/{file}" for file, layer in checksum_files if layer.sums}
+        file_names |= {f"{name}/{file}" for file in subset.length_checksum_files}
         if subset.removed_file:
             file_names.add(f"{name}/{subset.removed_file}")
         for shard in subset.shards:

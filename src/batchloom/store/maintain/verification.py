@@ -378,9 +378,10 @@ def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
         if not np.array_equal(weights.slice(start, stop) != 0, trained):
             faults.append(f"{path}: its weights of 0 are not the untrained tokens of the shard.")
             break
-    trained_tokens = shard.tokens if shard.trained is None else shard.trained
-    if weights.trained != trained_tokens:
-        faults.append(f"{path}: its header says {weights.trained:,} trained tokens, the manifest {trained_tokens:,}.")
+    if weights.trained != shard.trained_tokens:
+        faults.append(
+            f"{path}: its header says {weights.trained:,} trained tokens, the manifest {shard.trained_tokens:,}."
+        )
     return faults
 
 
@@ -418,7 +419,7 @@ def _list_column_faults(path: Path, shard: ShardEntry) -> list[str]:
         return [f"{path}: checksum differs from the manifest's."]
     faults = []
     if len(data) != shard.parquet_bytes:
-        faults.append(f"{path}: has {len(data):,} bytes, the manifest says {shard.parquet_bytes or 0:,}.")
+        faults.append(f"{path}: has {len(data):,} bytes, the manifest says {shard.parquet_bytes:,}.")
     try:
         read_columns(path, data, shard.documents, np.empty(0, np.int64))
     except StoreError as error:
@@ -434,7 +435,7 @@ def _list_field_faults(stem: Path, shard: ShardEntry) -> list[str]:
     fields, size = map_fields(path, shard.documents), len(map_file(path))
     faults = []
     if size != shard.fields_bytes:
-        faults.append(f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes or 0:,}.")
+        faults.append(f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes:,}.")
     for document in range(shard.documents):
         if "prompt" not in fields.read(document):
             return [*faults, f"{path}: document {document} carries no prompt."]
@@ -442,9 +443,7 @@ def _list_field_faults(stem: Path, shard: ShardEntry) -> list[str]:
 
 
 def _list_block_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
-    """List a fault if a ``.sums`` does not match its file; older stores have none."""
-    if expected_checksum is None:
-        return [f"{path}: the manifest does not list it."] if path.exists() else []
+    """List a fault if a ``.sums`` does not match its file."""
     data, head = checksums.to_bytes()
     if map_file(path) == data and head == expected_checksum:
         return []
@@ -606,7 +605,7 @@ def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """List the faults of the files of dropped duplicates, which older stores lack."""
+    """List the faults of the files of dropped duplicates, which may be deleted."""
     remedy = "Restore it from a copy, or delete it (only view reads it)."
     faults = []
     counts = np.array([part.records for source in manifest.sources for part in source.parts], np.uint64)

@@ -193,10 +193,7 @@ class LocalReader(SubsetReader):
 
 @final
 class FirstRead:
-    """Verification of one subset as it is read.
-
-    A shard of an older store, which has no block checksums, is verified completely.
-    """
+    """Verification of one subset as it is read."""
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
         self._folder, self._subset, self.always, self.max_mapped = folder, subset, always, 16
@@ -207,7 +204,6 @@ class FirstRead:
         self._verified_blocks = np.zeros(int(blocks.sum()), bool)
         self._verified_blocks[self._bases + blocks - 1] = True
         self._shards: dict[int, tuple[memoryview, ChecksumFile]] = {}
-        self._verified_shards: set[int] = set()
         for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
             verify_file(folder / name, layer.lengths)
         if subset.removed is not None and subset.removed_file is not None:
@@ -240,10 +236,7 @@ class FirstRead:
     def _verify_blocks(self, owners: list[int], blocks: list[int]) -> None:
         digest, shards = xxhash.xxh3_64_intdigest, self._shards
         for shard, block in zip(owners, blocks, strict=True):
-            mapped = shards.get(shard) or self._map(shard)
-            if mapped is None:
-                continue
-            data, checksums = mapped
+            data, checksums = shards.get(shard) or self._map(shard)
             if not checksums.verified[block // ENTRIES_PER_BLOCK]:
                 checksums.verify_entry(block)
             if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != checksums.entries[block]:
@@ -253,16 +246,10 @@ class FirstRead:
                     f"match its checksums; it was changed or damaged. {CHECK_REMEDY}"
                 )
 
-    def _map(self, shard: int) -> tuple[memoryview, ChecksumFile] | None:
-        """Map a shard; None for an older store, whose file is verified completely, once."""
+    def _map(self, shard: int) -> tuple[memoryview, ChecksumFile]:
+        """Map a shard and its block checksums."""
         entry = self._subset.shards[shard]
-        path = self._folder / f"{entry.name}.bin"
-        if entry.sums is None:
-            if shard not in self._verified_shards:
-                verify_file(path, entry.bin)
-                self._verified_shards.add(shard)
-            return None
-        data = map_file(path)
+        data = map_file(self._folder / f"{entry.name}.bin")
         if len(self._shards) >= self.max_mapped:
             self._shards.pop(next(iter(self._shards)))
         mapped = self._shards[shard] = (

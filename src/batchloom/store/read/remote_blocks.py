@@ -57,7 +57,7 @@ from batchloom.store.format.shard_sidecars import (
 )
 
 # whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
-CheckMethod = Literal["whole", "blocks", "entries", "nothing"]
+CheckMethod = Literal["whole", "blocks", "entries"]
 
 
 class RemoteStoreFile(NamedTuple):
@@ -147,18 +147,15 @@ class RemoteFileTable:
             file = RemoteStoreFile(f"{stem}{suffix}", size, checksum)
             if suffix in checksum_suffixes:
                 sums = checksum_suffixes[suffix]
-                file = file._replace(check_method="nothing")
                 numbers[suffix] = self._add_with_checksums(
-                    file, f"{stem}{sums}", shard.checksums.get(sums), PLAIN_ENTRY_BYTES
+                    file, f"{stem}{sums}", shard.checksums[sums], PLAIN_ENTRY_BYTES
                 )
             else:
                 numbers[suffix] = self._add(file)
         return numbers
 
-    def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str | None, width: int) -> int:
-        """Add a file, and its ``.sums`` if it has one."""
-        if checksum is None:
-            return self._add(file)
+    def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str, width: int) -> int:
+        """Add a file and its ``.sums``."""
         size = count_header_bytes(file.size, width)
         head = self._add(RemoteStoreFile(name, size, checksum, width=width, covered_bytes=file.size))
         entries_size = count_entries(file.size) * width

@@ -15,7 +15,6 @@ from batchloom.core.addresses import check_url, redact_url
 from batchloom.core.errors import StoreError, StoreMissingError
 from batchloom.remote import (
     BLOCK_BYTES,
-    LOG,
     BlockCache,
     Intervals,
     RangeFetcher,
@@ -122,12 +121,6 @@ class RemoteSubset(SubsetReader):
         self._blocks = RemoteBlocks(RangeFetcher(self.url), self._files, block_cache, verify)
         self._media: dict[int, MediaRows] = {}
         _OPEN_BLOCKS.add(self._blocks)
-        if not all(shard.sums for shard in entry.shards):
-            LOG.warning(
-                "%s was written by an older batchloom and has no block checksums: tokens read from it are not checked. "
-                "Prepare it again, or copy it here and run batchloom check on it.",
-                name,
-            )
         folder = Path(name) / subset
         table = ShardTable([ShardLocation(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards])
         # Number of documents and of tokens before each shard, and in total.
@@ -137,7 +130,7 @@ class RemoteSubset(SubsetReader):
         # Offset of each document's first token in the subset; unused if lengths are fetched by blocks.
         self._begins = np.empty(0, np.int64)
         lengths: StoreLengths | RemoteLengths
-        if sum(layers) <= MAX_LOCAL_LENGTHS or not all(layer.sums for layer in entry.all_layers):
+        if sum(layers) <= MAX_LOCAL_LENGTHS:
             arrays = [data.view("<u4") for data in self._blocks.read_files(self._files.lengths)]
             lengths = StoreLengths(*arrays)
             ends = np.cumsum(np.concatenate(arrays), dtype=np.int64)
@@ -289,12 +282,6 @@ class RemoteSubset(SubsetReader):
         """Read the media index of a shard that has one; some are cached in memory."""
         media_rows = self._media.get(shard)
         if media_rows is None:
-            entry = self._entry.shards[shard]
-            if entry.media_bytes is None:
-                raise StoreError(
-                    f"The manifest of {self.name} does not record the size of the media files of {entry.name}, because "
-                    "an older batchloom wrote it: copy the store here, or prepare the data again."
-                )
             media_rows = super().media(shard)
             if len(self._media) >= _MAX_CACHED_MEDIA:
                 self._media.clear()

@@ -61,7 +61,7 @@ class SyntheticReader(SubsetReader):
             dtype=dtype,
             recipe=spec.identity,
             tokens=tokens,
-            subsets={SUBSET: SubsetEntry(spec.documents, tokens, "", ())},
+            subsets={SUBSET: SubsetEntry(documents=spec.documents, tokens=tokens, lengths="", shards=(), sums="")},
         )
         super().__init__(
             spec.spec_string,
