@@ -155,7 +155,7 @@ def test_damaged_files_are_found():
         assert fault in list_faults()
     write_dropped_duplicates(path, [], None)
     assert "it has no rows. Restore it" in list_faults()
-    # Older stores have no such file, and it may be deleted with the report.
+    # The file may be deleted with the report.
     path.unlink()
     assert check("s").sound
 

@@ -24,7 +24,6 @@ from batchloom import (
     when,
 )
 from batchloom.core.errors import InputMissingError, TooManyBadRecordsError
-from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
 from batchloom.streaming import merge_states
@@ -231,21 +230,6 @@ def test_a_state_names_the_fields_of_a_recipe_that_differ(lines, tmp_path):
     (tmp_path / "b").rename(tmp_path / "a")
     with pytest.raises(StateError, match=r"stream: tokenizer was '\w{32}' and is '\w{32}'. Give"):
         loader().load_state_dict(state)
-
-
-def test_a_state_without_a_recipe_is_resumed(lines):
-    def loader(**changes):
-        return Loader(make_small_stream(lines, **changes), output="numpy", prefetch=0)
-
-    saved = loader()
-    next(iter(saved))
-    state = {k: v for k, v in saved.state_dict().items() if k not in ("recipe", "keep", "check")}
-    old_state = {**state, "check": fingerprint(state)}
-    resumed = loader()
-    resumed.load_state_dict(old_state)
-    assert resumed.next_step == 1
-    with pytest.raises(StateError, match="stream: spec.seed was 3 and is 4. Give"):
-        loader(seed=4).load_state_dict(old_state)
 
 
 def test_a_loader_of_a_stream(lines):

@@ -232,33 +232,12 @@ def test_a_record_far_inside_a_compressed_file_is_not_read(tmp_path):
     assert [row[3] for row in rows] == ["It is too far inside its file to be read here."]
 
 
-@pytest.mark.slow
-def test_older_stores_name_the_copies_in_their_report(page, store):
+def test_a_deleted_file_of_dropped_duplicates_is_named(store):
     (store / "report.duplicates").unlink()
-    with serving(store) as address:
-        section = read_copies(page, address, 0)
-        rows = [row[:2] for row in read_dropped(section)]
-        assert rows == [["rows.jsonl", "record 3"], ["rows.jsonl", "record 4"]]
-        assert "No other document of subset train is equal or similar." in section.inner_text()
-        assert "dropped 1 exact duplicate and 1 near duplicate" in section.inner_text()
-        assert "The store does not record all of them" in section.inner_text()
-        assert "no copy of this document is among them" in read_copies(page, address, 1).inner_text()
-
-
-@pytest.mark.slow
-def test_copies_in_a_report_by_folder_are_unknown(page, tmp_path):
-    (tmp_path / "in").mkdir()
-    for number in range(202):
-        write_rows(tmp_path / "in" / f"{number:03}.jsonl", [make_text(start=number), make_text(start=number % 2)])
-    store = prepare(tmp_path / "in", tmp_path / "store")
-    # The report of the appended file names it, but that of the first generation still groups by folder.
-    batchloom.prepare(write_rows(tmp_path / "more.jsonl", ["one text"] * 2), out=store, append=True)
-    for path in store.glob("report.*duplicates"):
-        path.unlink()
-    with serving(tmp_path / "store") as address:
-        text = read_copies(page, address, 0).inner_text()
-        assert "dropped 203 exact duplicates" in text
-        assert "so the copies of this document are unknown" in text
+    assert fetch_dropped(store) == []
+    with serving(store) as address, open_client(address) as client:
+        text = client.get("/document/0/copies").text
+    assert "dropped 1 exact duplicate and 1 near duplicate in all. The store does not record all of them" in text
 
 
 def list_shingles(text):

@@ -376,7 +376,7 @@ class Stream:
         rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
         _check_same_stream(state, self._facts)
         cursors = _read_cursors(state, rank_lanes)
-        self._kept_in = state.get("keep")
+        self._kept_in = state["keep"]
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
                 "The stream wrote its documents to the store %s, and from here on it does not. Give keep=%s "
@@ -629,9 +629,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "Save all of them at the same step of the same stream."
                 )
     cursors = {int(lane): (LanePosition(*cursor[:-1]), cursor[-1]) for lane, cursor in lanes.items()}
-    # Older states have neither the recipe nor the folder of cached data.
-    facts = {"recipe": {}, "keep": None, **first}
-    return _make_state({name: facts[name] for name in _STATE_FACTS}, first["position"], cursors)
+    return _make_state({name: first[name] for name in _STATE_FACTS}, first["position"], cursors)
 
 
 def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -640,6 +638,7 @@ def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> No
     if state["fingerprint"] == facts["fingerprint"]:
         return
     saved_fields, current_fields = dict(state["identity"]), dict(facts["identity"])
+    # The state of a loader of a store has no recipe.
     saved_recipe = state.get("recipe")
     differences = list_recipe_differences(dict(saved_recipe), dict(facts["recipe"])) if saved_recipe else []
     if differences:

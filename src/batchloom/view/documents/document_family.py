@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
-from batchloom.preparation import PrepareReport, ReportedSource, read_report, read_source_texts
+from batchloom.preparation import ReportedSource, read_report, read_source_texts
 from batchloom.store import REPORT_NAME, Store, map_signature_file
 from batchloom.store.format import (
     CHECK_REMEDY,
@@ -97,9 +97,7 @@ class DroppedCopies:
         copies: dropped duplicates of the document.
         total: their number, including those of other pages.
         next_start: number of the first copy of the next page; None on the last page.
-        is_complete: whether the store records all dropped duplicates. Older ones have a report, which has a few.
-        names_files: whether such reports name single files and records. They group the files of a large listing by
-            folder, and count the records of a large file by part.
+        is_complete: whether the store records all dropped duplicates: no file of them was deleted.
     """
 
     counts: dict[str, int]
@@ -107,7 +105,6 @@ class DroppedCopies:
     total: int
     next_start: int | None
     is_complete: bool
-    names_files: bool
 
 
 def can_search_copies(store: Store) -> bool:
@@ -204,23 +201,21 @@ def read_dropped_copies(store: Store, document: int, start: int = 0) -> DroppedC
     """
     manifest = store.manifest
     if manifest is None:
-        return DroppedCopies({}, [], 0, None, is_complete=True, names_files=True)
+        return DroppedCopies({}, [], 0, None, is_complete=True)
     shard = int(np.searchsorted(store.shards.bounds, document, side="right")) - 1
     provenance = store.provenance.shard(shard).take(np.array([document - store.shards.bounds[shard]]))
     kept = int(compute_pair_numbers(provenance.parts, provenance.records)[0])
     stop = start + DROPPED_COPIES_PER_PAGE
     deadline = time.monotonic() + _TEXT_SECONDS
-    copies, total, is_complete, names_files = list[DroppedCopy](), 0, True, True
+    copies, total, is_complete = list[DroppedCopy](), 0, True
     for generation in manifest.all_history:
-        duplicates = map_dropped_duplicates(store.path, generation.number) if generation.has_inputs else None
+        if not generation.has_inputs:
+            continue
+        duplicates = map_dropped_duplicates(store.path, generation.number)
         if duplicates is None:
-            report = read_report(store.path, generation.number) if generation.has_inputs else None
-            if report is not None:
-                reported, report_names_files = _list_reported_copies(store, report, provenance)
-                names_files &= report_names_files
-                copies += reported[max(start - total, 0) : max(stop - total, 0)]
-                total += len(reported)
-            is_complete &= not generation.has_inputs or (report is not None and not report.content.duplicates)
+            # No duplicates were dropped, or the file was deleted.
+            report = read_report(store.path, generation.number)
+            is_complete &= report is not None and not report.content.duplicates
             continue
         rows = [np.zeros(0, DROPPED_ROW)]
         for run_rows in duplicates.list_copies(kept):
@@ -229,7 +224,7 @@ def read_dropped_copies(store: Store, document: int, start: int = 0) -> DroppedC
         if any(map(len, rows)):
             copies += _DroppedCopyReader(store, generation, duplicates, deadline).read_copies(np.concatenate(rows))
     counts = {reason: count for reason, count in manifest.counts.dropped.items() if reason.endswith("duplicate")}
-    return DroppedCopies(counts, copies, total, stop if stop < total else None, is_complete, names_files)
+    return DroppedCopies(counts, copies, total, stop if stop < total else None, is_complete)
 
 
 @final
@@ -301,26 +296,3 @@ def _list_reported_sources(store: Store, generation: GenerationEntry) -> list[Re
         return []
     report = read_report(store.path, generation.number)
     return report.sources if report else []
-
-
-def _list_reported_copies(
-    store: Store, report: PrepareReport, provenance: ProvenanceTable
-) -> tuple[list[DroppedCopy], bool]:
-    """List the dropped duplicates of a document in the report of an older store.
-
-    Also return whether the report names single files and records.
-    """
-    document = store.reader.part_table.resolve_provenance(provenance)[0]
-    part_counts = {source.name: len(source.parts) for source in store.reader.part_table.sources}
-    names_files = part_counts.get(document.source) == 1
-    copies = []
-    for pair in report.content.duplicates:
-        if pair.kept_in == document.source and names_files:
-            copies += [
-                DroppedCopy(pair.dropped_from, f"record {example.dropped_record + 1:,}", None, example.words)
-                for example in pair.examples
-                if example.kept_record == document.record
-            ]
-        elif pair.dropped_from not in part_counts:
-            names_files = False
-    return copies, names_files
