@@ -6,7 +6,8 @@ import pytest
 
 from batchloom.compat import WorkerClient, WorkerConfig
 from batchloom.core.errors import StoreMissingError, TrainError
-from batchloom.train import RunFolder, read_checkpoint_step
+from batchloom.core.run_files import read_checkpoint_step
+from batchloom.train import RunFolder
 
 
 def make_config(tmp_path, **changes):

@@ -22,6 +22,7 @@ from batchloom.batches.loading import (
 from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
 from batchloom.core.files import describe_missing_path, read_json_object
 from batchloom.core.fingerprint import find_broken_link, fingerprint
+from batchloom.core.run_files import STATE_NAME, RunFiles, get_run_folder
 from batchloom.core.settings import Setting, as_int, from_plain, quote_value, raise_problems
 from batchloom.core.wording import format_count
 from batchloom.plan import (
@@ -39,14 +40,12 @@ from batchloom.plan.order import SOURCE, AssumedStore, Costs, deal_in_order, ref
 from batchloom.plan.packing import MAX_STEPS
 from batchloom.store import Store, open_store
 
-_STATE_FILE, _RUN_FILE = "state.json", "run.json"
 _MAX_BYTES = 64 << 20
 _SAVED_REMEDY = "Use the file as it was saved"
 
 # Settings allowed with a checkpoint: the length of the run, but nothing that determines its order.
 _CHECKPOINT_SETTINGS = {"steps"}
 _OPTIONS = {field.name for field in fields(PlanOptions)}
-_OWN_DATA_KEY = "data"
 _DATA_PANEL = "Data"
 _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
@@ -65,6 +64,11 @@ class SavedPosition:
     state: Mapping[str, Any]
     step: int | None
     steps: int | None
+
+    @property
+    def run(self) -> RunFiles:
+        """Files of the run, if this is the state of a run's checkpoint."""
+        return RunFiles(get_run_folder(self.path.parent))
 
 
 def read_checkpoint(path: Path) -> SavedPosition:
@@ -94,9 +98,10 @@ def read_checkpoint(path: Path) -> SavedPosition:
         state, step = plain, None
     if not isinstance(state.get("identity"), dict) or "position" not in state:
         raise StateError(f"{file} holds no loader state. Give the value that state_dict() returned.")
-    run = file.parent.parent.parent / _RUN_FILE
-    steps = _read_json_object(run).get("steps") if step is not None and run.is_file() else None
-    return SavedPosition(file, state, step, steps if isinstance(steps, int) else None)
+    saved_position = SavedPosition(file, state, step, None)
+    if step is None or not saved_position.run.description.is_file():
+        return saved_position
+    return replace(saved_position, steps=as_int(_read_json_object(saved_position.run.description).get("steps")))
 
 
 def find_state_file(path: Path) -> Path:
@@ -107,27 +112,25 @@ def find_state_file(path: Path) -> Path:
     """
     if path.is_file():
         return path
-    if (path / _STATE_FILE).is_file():
-        return path / _STATE_FILE
-    if (path / _RUN_FILE).is_file():
+    if (path / STATE_NAME).is_file():
+        return path / STATE_NAME
+    run = RunFiles(path)
+    if run.description.is_file():
         # A run may replace its only checkpoint between the listing of the folders and that of their files.
         for _ in range(3):
-            state_files = [file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}") if _get_step(file).isdigit()]
-            if state_files:
-                return max(state_files, key=lambda file: int(_get_step(file)))
+            state_files = [checkpoint / STATE_NAME for checkpoint in run.list_checkpoints()]
+            if existing_files := [file for file in state_files if file.is_file()]:
+                return existing_files[-1]
         raise InputMissingError(
             f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
         )
     if path.is_dir():
         raise InputMissingError(
-            f"{path} is neither the folder of a run (with {_RUN_FILE}) nor of a checkpoint (with {_STATE_FILE})."
+            f"{path} is neither the folder of a run (with {run.description.name}) nor of a checkpoint (with "
+            f"{STATE_NAME})."
         )
     remedy = "name a checkpoint, or the folder of a run"
     raise InputMissingError(describe_missing_path(str(path), remedy))
-
-
-def _get_step(state_file: Path) -> str:
-    return state_file.parent.name.removeprefix("step_")
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -261,19 +264,20 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint belongs to other stores; names each field that differs.
     """
-    if request.checkpoint is None and request.store is not None and (Path(request.store) / _RUN_FILE).is_file():
+    if request.checkpoint is None and request.store is not None and RunFiles(Path(request.store)).description.is_file():
         request = replace(request, store=None, checkpoint=Path(request.store))
     problems = _find_request_problems(request)
     if problems:
         raise SettingsError(problems)
     if request.checkpoint is not None:
-        if (request.checkpoint / _RUN_FILE).is_file() and not any(request.checkpoint.glob("checkpoints/step_*")):
+        run = RunFiles(request.checkpoint)
+        if run.description.is_file() and not run.list_checkpoints():
             return resolve_first_plan(request), None
         saved_position = read_checkpoint(request.checkpoint)
         _check_not_stream(saved_position)
         sources = saved_position.state["identity"].get("sources", {})
         names = [name for name in sources if name != SOURCE]
-        run_data = _find_run_data(request, saved_position.path.parent.parent.parent, saved_position.path, names)
+        run_data = _find_run_data(request, saved_position.run, saved_position.path, names)
         stores = _open_checkpoint_stores(request, run_data, saved_position)
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
     data = _open_request_data(request)
@@ -327,12 +331,12 @@ def resolve_first_plan(request: PlanRequest) -> Plan:
         StateError: ``run.json`` is no JSON, or the data are not those of the run.
         InputError, StoreError: there are no such stores.
     """
-    folder = request.checkpoint or Path()
-    run = _read_json_object(folder / _RUN_FILE)
+    files = RunFiles(request.checkpoint or Path())
+    run = _read_json_object(files.description)
     recorded, order = run.get("data"), run.get("order")
     if not isinstance(recorded, dict) or not isinstance(order, dict):
-        raise InputError(f"{folder / _RUN_FILE} does not say which data the run is on. {_SAVED_REMEDY}.")
-    found = _find_run_data(request, folder, folder, recorded.get("sources", {}))
+        raise InputError(f"{files.description} does not say which data the run is on. {_SAVED_REMEDY}.")
+    found = _find_run_data(request, files, files.path, recorded.get("sources", {}))
     data: Store | Mixture
     if isinstance(found, Mixture):
         entries = recorded.get("sources", {})
@@ -349,8 +353,8 @@ def resolve_first_plan(request: PlanRequest) -> Plan:
     names = [name for name in ("mixture", "sources") if not _includes(plan.identity.get(name), expected.get(name))]
     if names:
         raise StateError(
-            f"The given data are not those of the run in {folder}: {' and '.join(names)} differ from its {_RUN_FILE}. "
-            "Give the store or the mixture that the run was started on."
+            f"The given data are not those of the run in {files.path}: {' and '.join(names)} differ from its "
+            f"{files.description.name}. Give the store or the mixture that the run was started on."
         )
     return plan
 
@@ -423,14 +427,14 @@ def parse_weights(text: str, path: str) -> dict[str, float]:
     return weights
 
 
-def _find_run_data(request: PlanRequest, folder: Path, path: Path, sources: Collection[str]) -> str | Mixture:
+def _find_run_data(request: PlanRequest, run: RunFiles, path: Path, sources: Collection[str]) -> str | Mixture:
     """Return the data of a run: as requested, its own, or what it recorded."""
     if request.mixture is not None:
         return read_mixture(request.mixture)
     # A run that prepares its own data stores it next to its checkpoints.
-    if request.store is not None or (folder / _OWN_DATA_KEY).is_dir():
-        return request.store or str(folder / _OWN_DATA_KEY)
-    recorded = _read_json_object(folder / _RUN_FILE).get("data") if (folder / _RUN_FILE).is_file() else None
+    if request.store is not None or run.data.is_dir():
+        return request.store or str(run.data)
+    recorded = _read_json_object(run.description).get("data") if run.description.is_file() else None
     data = open_recorded_data(recorded) if isinstance(recorded, dict) else None
     if data is None:
         raise _make_missing_data_error(path, sources)

@@ -27,7 +27,6 @@ from .run_folder import (
     RunFolder as RunFolder,
     RunLog as RunLog,
     read_checkpoint_state as read_checkpoint_state,
-    read_checkpoint_step as read_checkpoint_step,
 )
 from .train_settings import (
     ModelSettings as ModelSettings,

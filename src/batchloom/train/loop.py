@@ -30,6 +30,7 @@ from batchloom.adapters.optimizer_step import (
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
 from batchloom.core.errors import SettingsError
+from batchloom.core.run_files import read_checkpoint_step
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count
 from batchloom.streaming import Stream
@@ -45,7 +46,7 @@ from batchloom.train.request import TrainRequest
 from batchloom.train.run import TrainRun, hold_run_folder, set_up_run
 from batchloom.train.run_data import describe_order, finish_stream_store, open_run_data
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
-from batchloom.train.run_folder import PrintLine, RunFolder, RunLog, draw_loss_curve, read_checkpoint_step
+from batchloom.train.run_folder import PrintLine, RunFolder, RunLog, draw_loss_curve
 from batchloom.train.train_settings import (
     PRETRAINED_KEYS,
     OptimSettings,

@@ -27,6 +27,7 @@ from batchloom.core.errors import (
     TrainError,
 )
 from batchloom.core.files import describe_missing_path, read_json_object, wrap_os_errors
+from batchloom.core.run_files import get_run_folder, is_checkpoint
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count, format_list
 from batchloom.plan.order import SOURCE
@@ -45,7 +46,6 @@ from batchloom.train.run_folder import (
     MAX_LISTED,
     PrintLine,
     RunFolder,
-    is_checkpoint,
     read_checkpoint_state,
     write_json,
     write_state,
@@ -114,7 +114,7 @@ def find_run(run_path: Path) -> RunFolder:
     remedy = "name the folder of a run, or of one of its checkpoints"
     if not run_path.exists():
         raise InputMissingError(describe_missing_path(str(run_path), remedy))
-    folder = RunFolder(run_path.resolve().parent.parent if is_checkpoint(run_path) else run_path)
+    folder = RunFolder(get_run_folder(run_path.resolve()) if is_checkpoint(run_path) else run_path)
     if not folder.has_run:
         raise TrainError(f"{run_path} holds no run: {remedy}.")
     folder.read()

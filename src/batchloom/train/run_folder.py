@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -45,26 +44,21 @@ from batchloom.core.files import (
 )
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.report_output import escape_plot_text, save_figure
+from batchloom.core.run_files import STATE_NAME, RunFiles, read_checkpoint_step
 from batchloom.core.wording import format_list
 from batchloom.train.train_settings import TrainSettings, make_settings
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
-_STATE_FILE = "state.json"
 _MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
-_CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
 PrintLine = Callable[[str], None]
 MAX_LISTED = 6
 
 
-def is_checkpoint(path: Path) -> bool:
-    return _CHECKPOINT_NAME.fullmatch(path.name) is not None
-
-
 @final
-class RunFolder:
-    """Files of one run.
+class RunFolder(RunFiles):
+    """Files of one run, as the trainer writes them.
 
     Args:
         path: the folder.
@@ -73,33 +67,20 @@ class RunFolder:
     Methods that write raise OutputError if they cannot.
 
     Attributes:
-        path: the folder.
-        data: store of a run that prepares its data.
-        log: log with one JSON object per line: settings, every step, every evaluation.
-        curve: plot of the loss.
-        edits: folder of edit requests.
-        model: finetuned model of the newest checkpoint.
+        is_data_temporary: whether the data are deleted with the process that reads them.
     """
 
     def __init__(self, path: Path, *, prepares: bool = False) -> None:
-        self.path = path
-        self.data = path / "data"
-        self.edits = path / "edits"
+        super().__init__(path)
         self._lock = path / "run.lock"
         self._own_paths = {self._lock, self.data} if prepares else {self._lock}
-        self.log = path / "log.jsonl"
-        self.curve = path / "loss.png"
-        self.model = path / "model"
-        self._run = path / "run.json"
-        self._checkpoints = path / "checkpoints"
-        # Whether the data are deleted with the process that reads them.
         self.is_data_temporary = False
 
     @property
     def has_run(self) -> bool:
         """True if the folder holds a run."""
         with wrap_os_errors("read", self.path):
-            return self._run.is_file()
+            return self.description.is_file()
 
     def check_new(self) -> None:
         """Refuse to start a run in a folder that is not empty.
@@ -135,7 +116,7 @@ class RunFolder:
                 "one there."
             )
         try:
-            return read_json_object(self._run, None)
+            return read_json_object(self.description, None)
         except ValueError as error:
             raise self._make_damaged_error(str(error)) from error
 
@@ -149,15 +130,15 @@ class RunFolder:
 
     def _make_damaged_error(self, fault: str) -> StateError:
         return StateError(
-            f"{self._run} {fault}. Copy the value of run from the last line of kind start in {self.log.name} into "
-            "it, or start another run: --out with another folder."
+            f"{self.description} {fault}. Copy the value of run from the last line of kind start in {self.log.name} "
+            "into it, or start another run: --out with another folder."
         )
 
     def begin(self, run: dict[str, Any]) -> None:
         """Write the description of the run, and create its folder if needed."""
         with wrap_os_errors("write", self.path):
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-        write_json(self._run, run)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_json(self.description, run)
 
     def withdraw(self) -> None:
         """Remove what :meth:`begin` and the log wrote, unless a step was trained.
@@ -169,9 +150,9 @@ class RunFolder:
                 # After the line that describes the run, each step has one.
                 if len(list(islice(file, 2))) > 1:
                     return
-            self._checkpoints.rmdir()
+            self.checkpoints.rmdir()
             self.log.unlink()
-            self._run.unlink()
+            self.description.unlink()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -240,19 +221,9 @@ class RunFolder:
         except OSError:
             return "another process"
 
-    def find_newest_checkpoint(self) -> Path | None:
-        """Return the checkpoint of the highest step; None without any."""
-        checkpoints = self.list_checkpoints()
-        return checkpoints[-1] if checkpoints else None
-
-    def list_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
-        checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
-        return sorted(checkpoints, key=read_checkpoint_step)
-
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]) -> Path:
         """Write the checkpoint after ``step``, then delete all but the newest two."""
-        path = self._checkpoints / f"step_{step:08d}"
+        path = self.name_checkpoint(step)
         self._clear_partial()
         try:
             with wrap_tensor_errors(path):
@@ -267,7 +238,7 @@ class RunFolder:
         return path
 
     def _clear_partial(self) -> None:
-        for partial in list(self._checkpoints.glob(f"*{PARTIAL_SUFFIX}")):
+        for partial in list(self.checkpoints.glob(f"*{PARTIAL_SUFFIX}")):
             shutil.rmtree(partial, ignore_errors=True)
 
     def save_edits(self, loader: dict[str, Any]) -> None:
@@ -298,7 +269,7 @@ def write_checkpoint(
 def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict[str, Any]) -> None:
     """Replace ``state.json`` of a checkpoint."""
     state = {"step": step, "loader": loader, "checksums": checksums}
-    write_json(folder / _STATE_FILE, {**state, "check": fingerprint(state)})
+    write_json(folder / STATE_NAME, {**state, "check": fingerprint(state)})
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
@@ -321,11 +292,6 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     return step, loader
 
 
-def read_checkpoint_step(checkpoint: Path) -> int:
-    """Return the number of steps done before a checkpoint, read from its name."""
-    return int(checkpoint.name.removeprefix("step_"))
-
-
 def raise_damaged_file(file: Path, fault: object) -> NoReturn:
     """Raise StateError for a damaged file of a checkpoint, with a remedy."""
     raise StateError(
@@ -342,7 +308,7 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
     Raises:
         StateError: ``state.json`` is damaged or was changed by hand.
     """
-    file = path / _STATE_FILE
+    file = path / STATE_NAME
     try:
         state = read_json_object(file, None)
         is_intact = state.pop("check", None) == fingerprint(state)
@@ -364,7 +330,7 @@ def _read_tensors(file: Path, checksums: dict[str, Any], expected_tensors: Mappi
     try:
         checksum = _compute_checksum(file)
         if checksum != checksums.get(file.name):
-            fault = f"has the checksum {checksum}, {_STATE_FILE} says {checksums.get(file.name)!r:.40}"
+            fault = f"has the checksum {checksum}, {STATE_NAME} says {checksums.get(file.name)!r:.40}"
             raise_damaged_file(file, f"{fault}: its bytes changed after they were written")
         tensors = load_file(file)
     except OSError as error:

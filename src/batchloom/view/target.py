@@ -24,6 +24,7 @@ from batchloom.batches import Loader, read_mixture
 from batchloom.batches.loading import MAX_INLINE_POOLS, start_counting_process
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.run_files import RunFiles
 from batchloom.core.settings import suggest
 from batchloom.plan import Mixture, Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
@@ -126,7 +127,6 @@ def is_near(plan: Plan, step: int) -> bool:
 
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")
-_RUN_FILE, _OWN_DATA = "run.json", "data"
 # Assumed steps of a mixture that repeats its sources without end.
 _MIXTURE_STEPS = 10_000
 # Plans and stores that stay in memory: a reader compares a few settings.
@@ -257,23 +257,23 @@ class ViewTarget:
 
     def read_run(self) -> RunPlan:
         """Return the plan of the run, resolved again if its folder or its data changed."""
-        data, folder = self._run_data, Path(self.path)
+        data, run = self._run_data, RunFiles(Path(self.path))
         try:
-            state_file: Path | None = find_state_file(data.checkpoint or folder)
+            state_file: Path | None = find_state_file(data.checkpoint or run.path)
         except InputMissingError:
             state_file = None
         edits = self.log.read_edits()
         stamp = (
             state_file,
             len(edits),
-            *(_read_stamp(path) for path in (state_file, folder / _RUN_FILE) if path),
-            *(_read_manifest_stamp(path) for path in (data.store or str(folder / _OWN_DATA), data.mixture) if path),
+            *(_read_stamp(path) for path in (state_file, run.description) if path),
+            *(_read_manifest_stamp(path) for path in (data.store or str(run.data), data.mixture) if path),
         )
         return self._runs.get(None, stamp, lambda: self._resolve_run(edits, is_saved=state_file is not None))
 
     def _resolve_run(self, edits: Sequence[Mapping[str, Any]], *, is_saved: bool) -> RunPlan:
         data, folder = self._run_data, Path(self.path)
-        if data.checkpoint is None and not (folder / _RUN_FILE).is_file():
+        if data.checkpoint is None and not RunFiles(folder).description.is_file():
             return RunPlan(
                 None,
                 fault="This log does not say which data its run is on. Give --checkpoint with the state of its loader, "
@@ -383,7 +383,7 @@ def _find_kind(path: str) -> str:
         return "mixture"
     if (local / MANIFEST_NAME).is_file():
         return "store"
-    if (local / _RUN_FILE).is_file() or is_run_log(path):
+    if RunFiles(local).description.is_file() or is_run_log(path):
         return "run"
     return "store"
 
