@@ -4,6 +4,12 @@ from .files.part_stream import (
     ReadRules as ReadRules,
     SourcePart as SourcePart,
 )
+from .folder_walk import (
+    STORE_MARKER_NAME as STORE_MARKER_NAME,
+    LinkBounds as LinkBounds,
+    is_inside as is_inside,
+    strip_wildcard_part as strip_wildcard_part,
+)
 from .formats.format_registry import (
     DeclaredInput as DeclaredInput,
     DetectedFile as DetectedFile,
@@ -20,14 +26,9 @@ from .hf_datasets import (
     strip_revision as strip_revision,
 )
 from .listing import (
-    STORE_MARKER_NAME as STORE_MARKER_NAME,
-    LinkBounds as LinkBounds,
     SourceListing as SourceListing,
     describe_missing_input as describe_missing_input,
-    is_inside as is_inside,
     list_sources as list_sources,
-    prefetch_sources as prefetch_sources,
-    strip_wildcard_part as strip_wildcard_part,
 )
 from .part_reader import (
     PartReader as PartReader,
@@ -40,6 +41,7 @@ from .part_reader import (
     open_table as open_table,
     split_source as split_source,
 )
+from .prefetching import prefetch_sources as prefetch_sources
 from .splits import (
     SPLIT_PROBLEM as SPLIT_PROBLEM,
     RowRange as RowRange,
