@@ -29,6 +29,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    COLUMN_ROLES,
     FORM_RULES,
     MEDIA_COLUMNS,
     PROMPTS_REMEDY,
@@ -181,23 +182,17 @@ class SchemaReader:
     ) -> None:
         self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
         self._default_system = default_system
-        self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
-        self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
-        self._chosen, self._rejected = self._find_columns("chosen", "rejected")
-        self._context, self._history = self._find_columns("context", "history")
-        self._system, self._tools, self._weight = self._find_columns("system", "tools", "weight")
-        self._template_args, self._rejected_images = self._find_columns("template_args", "rejected_images")
-        (self._segments,) = self._find_columns("segments")
+        self._columns = {role: RoleColumn(schema, role) for role in COLUMN_ROLES}
         # Without any of these columns, a record needs fewer steps.
-        self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
-        self._outer_columns = _MEDIA_COLUMNS | top_level_columns(n for column in outer_columns for n in column.names)
+        self._prompt_columns = self._list_top_level_columns("context", "history")
+        self._outer_columns = _MEDIA_COLUMNS | self._list_top_level_columns(
+            "system", "tools", "template_args", "rejected_images"
+        )
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
         self._refused_columns = frozenset((*self._late, *self._unsupported))
         self._turn_columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
-        nested_columns = top_level_columns((*self._turn_columns, *self._tools.names))
-        self._nested_columns = nested_columns
+        self._nested_columns = top_level_columns(self._turn_columns) | self._list_top_level_columns("tools")
         self._has_inserted_nulls = has_inserted_nulls
         read_conversation = self._read_labelled if "label" in schema.columns else self._read_conversation
         readers: dict[SchemaForm, RecordReader] = {
@@ -215,8 +210,8 @@ class SchemaReader:
             "instruction": self._read_instruction,
         }
 
-    def _find_columns(self, *roles: str) -> list[RoleColumn]:
-        return [RoleColumn(self._schema, role) for role in roles]
+    def _list_top_level_columns(self, *roles: str) -> frozenset[str]:
+        return top_level_columns(name for role in roles for name in self._columns[role].names)
 
     def read(self, row: Row) -> ParsedRecord:
         """Parse a record; see :func:`make_record_reader`."""
@@ -227,7 +222,7 @@ class SchemaReader:
             if value is not row[name]:
                 row = {**row, name: value}
         if self._schema.ignored:
-            row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._segments.names))
+            row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._columns["segments"].names))
         if self._schema.names is not None:
             row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
@@ -235,7 +230,7 @@ class SchemaReader:
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
         record = self._read_form(row)
-        weight = self._weight.get(row)
+        weight = self._columns["weight"].get(row)
         return _weigh_record(record, self._parse_weight(row, weight)) if is_non_empty(weight) else record
 
     def _check_form(self, row: Row) -> None:
@@ -251,14 +246,15 @@ class SchemaReader:
         if self._has_text_numbers and isinstance(value, str):
             with suppress(ValueError):
                 value = float(value)
-        name = self._weight.name(row, value)
+        name = self._columns["weight"].name(row, value)
         return parse_loss_weight(value, f"column {name!r}", "; leave any other column out with --map weight=")
 
     def _read_text(self, row: Row) -> str:
-        value = self._text.get(row)
+        column = self._columns["text"]
+        value = column.get(row)
         if isinstance(value, str):
             return value
-        raise not_text_error(row, self._text, value)
+        raise not_text_error(row, column, value)
 
     def _read_conversation(self, row: Row) -> Conversation:
         read_turns = self._turn_readers[self._schema.form]
@@ -270,7 +266,8 @@ class SchemaReader:
         return reorder_media(conversation, extractor.media)
 
     def _read_messages(self, row: Row) -> Conversation:
-        value, name = self._messages.get(row), self._messages.names[0]
+        column = self._columns["messages"]
+        value, name = column.get(row), column.names[0]
         if value is None:
             raise missing_column_error(row, "messages", name)
         turns = read_turns(value, name)
@@ -278,44 +275,48 @@ class SchemaReader:
         return self._build_conversation(row, turns)
 
     def _read_instruction(self, row: Row) -> Conversation:
-        prompt = self._read_prompt(row) if self._prompt.names else _NO_TURNS
-        answer = make_turns(row, self._response, self._response.get(row), "assistant")
-        require_answer(answer, self._response.names[0])
-        return self._build_conversation(row, prompt, answer, completion=not self._prompt.names)
+        has_prompt, response = bool(self._columns["prompt"].names), self._columns["response"]
+        prompt = self._read_prompt(row) if has_prompt else _NO_TURNS
+        answer = make_turns(row, response, response.get(row), "assistant")
+        require_answer(answer, response.names[0])
+        return self._build_conversation(row, prompt, answer, completion=not has_prompt)
 
     def _read_completion(self, row: Row) -> Conversation:
-        row = parse_json_messages(row, (self._prompt.names[0], self._completion.names[0]))
-        prompt = make_turns(row, self._prompt, self._prompt.get(row), "user")
-        answer = make_turns(row, self._completion, self._completion.get(row), "assistant")
-        require_answer(answer, self._completion.names[0])
+        prompt_column, completion = self._columns["prompt"], self._columns["completion"]
+        row = parse_json_messages(row, (prompt_column.names[0], completion.names[0]))
+        prompt = make_turns(row, prompt_column, prompt_column.get(row), "user")
+        answer = make_turns(row, completion, completion.get(row), "assistant")
+        require_answer(answer, completion.names[0])
         return self._build_conversation(row, prompt, answer, completion=True)
 
     def _read_prompt(self, row: Row) -> Turns:
         """Return the turns before the answer: history, prompt and context."""
-        prompt = self._prompt.get(row)
-        if self._prompt.names[0] in TURN_COLUMNS:
+        prompt_column, context_column = self._columns["prompt"], self._columns["context"]
+        prompt = prompt_column.get(row)
+        if prompt_column.names[0] in TURN_COLUMNS:
             prompt = parse_messages(prompt)
         if self._prompt_columns.isdisjoint(row):
-            return make_turns(row, self._prompt, prompt, "user")
-        context = self._context.get(row)
+            return make_turns(row, prompt_column, prompt, "user")
+        context = context_column.get(row)
         if isinstance(context, str) and prompt in (None, "") and not is_empty_text(context):
             # Alpaca's instruction may be empty if the input is the prompt.
             prompt, context = context, None
-        turns = make_turns(row, self._prompt, prompt, "user")
+        turns = make_turns(row, prompt_column, prompt, "user")
         if is_non_empty(context):
             if not isinstance(context, str):
-                raise not_text_error(row, self._context, context)
+                raise not_text_error(row, context_column, context)
             if not isinstance(prompt, str):
                 raise UnusableRecordError(
-                    f"column {self._context.name(row, context)!r} cannot join a prompt that is a list of messages; "
+                    f"column {context_column.name(row, context)!r} cannot join a prompt that is a list of messages; "
                     "leave it out with --map context="
                 )
             if not is_empty_text(context):
                 turns = [{"role": "user", "content": f"{prompt}\n{context}"}], []
-        history = self._history.get(row)
+        history_column = self._columns["history"]
+        history = history_column.get(row)
         if not is_non_empty(history):
             return turns
-        return concat_turns((_parse_history(history, self._history.name(row, history)), []), turns)
+        return concat_turns((_parse_history(history, history_column.name(row, history)), []), turns)
 
     def _build_conversation(
         self, row: Row, before: Turns, after: Turns = _NO_TURNS, *, completion: bool = False
@@ -332,33 +333,37 @@ class SchemaReader:
                 trained = [None, *trained] if trained else trained
         if has_outer_columns:
             _check_no_media(row, self._schema)
-            if (value := self._tools.get(row)) is not None:
-                tools = read_tools(value, self._tools.name(row, value))
-            if (value := self._template_args.get(row)) is not None:
-                arguments = read_template_arguments(value, self._template_args.name(row, value))
+            column = self._columns["tools"]
+            if (value := column.get(row)) is not None:
+                tools = read_tools(value, column.name(row, value))
+            column = self._columns["template_args"]
+            if (value := column.get(row)) is not None:
+                arguments = read_template_arguments(value, column.name(row, value))
         return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages after a system turn; the same list if none is added."""
-        system = self._system.get(row)
+        column = self._columns["system"]
+        system = column.get(row)
         if not is_non_empty(system):
             if self._default_system is None or messages[0]["role"] in _LEADING_ROLES:
                 return messages
             return [{"role": "system", "content": self._default_system}, *messages]
         if not isinstance(system, str):
-            raise not_text_error(row, self._system, system)
+            raise not_text_error(row, column, system)
         if messages[0]["role"] not in _LEADING_ROLES:
             return [{"role": "system", "content": system}, *messages]
         if messages[0]["content"] == system:
             return messages
-        name = self._system.name(row, system)
+        name = column.name(row, system)
         raise UnusableRecordError(
             f"column {name!r} and the {messages[0]['role']} turn of the conversation differ; "
             "leave the column out with --map system="
         )
 
     def _read_labelled(self, row: Row) -> LabelledConversation:
-        label, name = self._label.get(row), self._label.names[0]
+        column = self._columns["label"]
+        label, name = column.get(row), column.names[0]
         if label is None:
             raise missing_column_error(row, "label", name)
         good = parse_label(label)
@@ -384,14 +389,13 @@ class SchemaReader:
     def _read_media_pair(self, row: Row) -> PreferencePair:
         """Return the preference pair of a record, each side with its own media."""
         pair = self._read_placed_pair(row)
-        rejected_images = self._rejected_images.get(row)
+        column = self._columns["rejected_images"]
+        rejected_images = column.get(row)
         if not is_non_empty(rejected_images):
             return pair
         names = self._schema.columns.get("images", ())
         if not names:
-            raise UnusableRecordError(
-                f"column {self._rejected_images.names[0]!r} is not empty, but --map images= leaves images out"
-            )
+            raise UnusableRecordError(f"column {column.names[0]!r} is not empty, but --map images= leaves images out")
         # As in ms-swift, they replace the images of the prompt, too.
         other_images = {**dict.fromkeys(names), names[0]: rejected_images}
         return PreferencePair(pair.chosen, self._read_placed_pair({**row, **other_images}).rejected)
@@ -413,43 +417,44 @@ class SchemaReader:
         nothing marks the end of the prompt in them. An answer is a text, a message, a list of messages,
         or the complete conversation with the prompt.
         """
-        sides = self._chosen, self._rejected
-        names = self._chosen.names[0], self._rejected.names[0]
-        row = parse_json_messages(row, names, next(iter(self._prompt.names), ""))
-        good, bad = self._chosen.get(row), self._rejected.get(row)
+        chosen, rejected = self._columns["chosen"], self._columns["rejected"]
+        names = chosen.names[0], rejected.names[0]
+        prompt_names = self._columns["prompt"].names
+        row = parse_json_messages(row, names, next(iter(prompt_names), ""))
+        good, bad = chosen.get(row), rejected.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(f"columns {names[0]!r} and {names[1]!r} are equal: there is no preference")
         # A column of turns may hold JSON text while the other side is plain text.
         turns_only = names[0] in TURN_COLUMNS
-        if not self._prompt.names and isinstance(good, str) and isinstance(bad, str) and not turns_only:
-            pair = require_text(row, self._chosen, good), require_text(row, self._rejected, bad)
+        if not prompt_names and isinstance(good, str) and isinstance(bad, str) and not turns_only:
+            pair = require_text(row, chosen, good), require_text(row, rejected, bad)
             for name, text in zip(names, pair, strict=True):
                 _refuse_object_text(text, name)
             if good.lstrip()[0] != bad.lstrip()[0]:
                 raise _missing_prompt_error(names)
             return PreferencePair(*pair)
-        prompt = self._read_prompt(row) if self._prompt.names else None
+        prompt = self._read_prompt(row) if prompt_names else None
         if turns_only and good is not None:
             best = read_turns(good, names[0])
         else:
-            best = make_turns(row, self._chosen, good, "assistant")
-        turns = best, make_turns(row, self._rejected, bad, "assistant")
+            best = make_turns(row, chosen, good, "assistant")
+        turns = best, make_turns(row, rejected, bad, "assistant")
         if prompt is None and len(best[0]) > 1 and (isinstance(bad, str) or turns_only) and not _has_user(turns[1]):
             # As in ms-swift, a rejected answer replaces all turns after the last question.
             prompt, good_end = _split_after_last_user(best, names)
             turns = good_end, turns[1]
         if prompt is None:
             prompt, turns = _split_common_prompt(turns, names)
-        ends = [_split_answer(prompt, end, side.names[0]) for end, side in zip(turns, sides, strict=True)]
+        ends = [_split_answer(prompt, end, name) for end, name in zip(turns, names, strict=True)]
         return PreferencePair(*(self._build_conversation(row, *end, completion=True) for end in ends))
 
     def _read_carrying_prompt(self, row: Row) -> CarryingPrompt:
         """Return the turns before the last answer, and the carried columns."""
-        if self._prompt.names:
-            column = self._prompt
+        column = self._columns["prompt"]
+        if column.names:
             turns = self._read_prompt(parse_json_messages(row, (column.names[0],)))
         else:
-            column = self._messages
+            column = self._columns["messages"]
             value = column.get(row)
             if value is None:
                 raise missing_column_error(row, "messages", column.names[0])
@@ -471,7 +476,8 @@ class SchemaReader:
         parallel lists of texts and media; exactly one has a value at each index (OBELICS). In a string without
         placeholders all media come first.
         """
-        value, name = self._text.get(row), self._text.names[0]
+        column = self._columns["text"]
+        value, name = column.get(row), column.names[0]
         if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
             return _merge_parallel_lists(self._schema, row, value, name)
         extractor = MediaExtractor(self._schema, row)
@@ -485,7 +491,7 @@ class SchemaReader:
                 f"holds {media} and no text in column {name!r}; write its text there, or leave the record out"
             )
         else:
-            raise not_text_error(row, self._text, value)
+            raise not_text_error(row, column, value)
         extractor.check_all_used()
         return _merge_parts(parts, extractor.media, name)
 
