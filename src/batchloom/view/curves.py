@@ -41,11 +41,19 @@ class ChartPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartMark:
-    """A vertical line: position in percent, and its meaning."""
+class ShareColumn:
+    """Shares of the sources in a range of steps; positions and sizes in percent.
 
-    x: float
-    label: str
+    Attributes:
+        left, width: position and size of the range.
+        parts: (colour, top, height) of each source, from the bottom up.
+        lines: lines of its description.
+    """
+
+    left: float
+    width: float
+    parts: list[tuple[int, float, float]]
+    lines: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class Chart:
         points: points that open a step; the value of each is the largest of its steps.
         dots: positions in percent of evaluations, and their meaning.
         x_ticks, y_ticks: (percent, label) of the axes.
-        marks: vertical lines.
+        marks: positions in percent of vertical lines, and their meaning.
     """
 
     first: int
@@ -69,7 +77,7 @@ class Chart:
     dots: list[tuple[float, float, str]]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    marks: list[ChartMark] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)
 
     def locate(self, step: float) -> float:
         """Return the position of a step in percent."""

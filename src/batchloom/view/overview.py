@@ -10,7 +10,7 @@ from batchloom.analysis import iter_quarantine
 from batchloom.core.wording import format_size
 from batchloom.preparation import PrepareReport, read_report
 from batchloom.store import REPORT_NAME, Store
-from batchloom.store.format import OBJECTIVES, SIDE_NAMES, SourceEntry, format_generation_file_name
+from batchloom.store.format import OBJECTIVES, SIDE_NAMES, GenerationEntry, SourceEntry, format_generation_file_name
 
 # Larger stores are sampled: 4 million lengths take 50 ms.
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
@@ -21,49 +21,21 @@ _MAX_SOURCES, _MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50, 50
 _MAX_QUARANTINE_LINES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class LengthBar:
-    """Documents of ``low`` to ``high`` tokens, both included."""
-
-    low: int
-    high: int
-    documents: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedRecord:
-    """A record in the quarantine: file, position and reason."""
-
-    source: str
-    position: str
-    reason: str
-
-
 @dataclass(slots=True)
 class QuarantineList:
     """First bad records of a store.
 
     Attributes:
-        records: the first ones.
+        records: file, position and reason of the first ones.
         more: number of further ones among the lines that were read.
         damaged: ``file:line`` of the lines that are no records.
         is_complete: whether every line was read.
     """
 
-    records: list[QuarantinedRecord] = field(default_factory=list)
+    records: list[tuple[str, str, str]] = field(default_factory=list)
     more: int = 0
     damaged: list[str] = field(default_factory=list)
     is_complete: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRow:
-    """A generation of a store: its number, its origin, and the counts after it."""
-
-    number: int
-    made: str
-    documents: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +44,7 @@ class StoreOverview:
 
     Attributes:
         facts: pairs of name and value.
-        lengths: histogram of document lengths; bounds double.
+        lengths: histogram of document lengths: lowest and highest number of tokens, and documents; bounds double.
         estimated: whether the histogram is of a sample.
         sources: the input files with the most tokens, of all subsets and with removed documents.
         more_sources: number of further input files.
@@ -84,7 +56,7 @@ class StoreOverview:
     """
 
     facts: list[tuple[str, str]]
-    lengths: list[LengthBar]
+    lengths: list[tuple[int, int, int]]
     estimated: bool
     sources: list[SourceEntry]
     more_sources: int
@@ -92,7 +64,7 @@ class StoreOverview:
     report: PrepareReport | None
     has_damaged_report: bool
     quarantine: QuarantineList
-    generations: list[GenerationRow]
+    generations: list[GenerationEntry]
 
 
 def make_overview(store: Store) -> StoreOverview:
@@ -141,14 +113,9 @@ def _list_facts(store: Store) -> list[tuple[str, str]]:
     return facts
 
 
-def _list_generations(store: Store) -> list[GenerationRow]:
+def _list_generations(store: Store) -> list[GenerationEntry]:
     history = store.manifest.all_history if store.manifest else ()
-    if len(history) < 2:
-        return []
-    return [
-        GenerationRow(entry.number, entry.made, sum(entry.documents.values()), sum(entry.tokens.values()))
-        for entry in reversed(history[-_MAX_GENERATIONS:])
-    ]
+    return list(reversed(history[-_MAX_GENERATIONS:])) if len(history) > 1 else []
 
 
 def list_sides(store: Store) -> list[str]:
@@ -157,7 +124,7 @@ def list_sides(store: Store) -> list[str]:
     return [SIDE_NAMES[side] for side in OBJECTIVES[objective].sides] if objective else []
 
 
-def _count_lengths(store: Store) -> tuple[list[LengthBar], bool]:
+def _count_lengths(store: Store) -> tuple[list[tuple[int, int, int]], bool]:
     """Return a histogram, and whether it is estimated.
 
     A large store is estimated from evenly spaced ranges of its documents.
@@ -177,7 +144,7 @@ def _count_lengths(store: Store) -> tuple[list[LengthBar], bool]:
         return [], False
     scale = documents / int(counts.sum())
     bars = [
-        LengthBar(1 << (digit - 1) if digit else 0, (1 << digit) - 1, round(int(counts[digit]) * scale))
+        (1 << (digit - 1) if digit else 0, (1 << digit) - 1, round(int(counts[digit]) * scale))
         for digit in range(int(filled[0]), int(filled[-1]) + 1)
     ]
     return bars, is_sample
@@ -205,7 +172,7 @@ def _read_quarantine(store: Store) -> QuarantineList:
             quarantine.damaged.append(location)
         elif len(quarantine.records) < _MAX_QUARANTINED:
             position = f"line {entry['line']}" if "line" in entry else f"row {entry.get('row', '?')}"
-            quarantine.records.append(QuarantinedRecord(str(entry["source"]), position, str(entry["reason"])))
+            quarantine.records.append((str(entry["source"]), position, str(entry["reason"])))
         else:
             quarantine.more += 1
     quarantine.is_complete = next(entries, None) is None

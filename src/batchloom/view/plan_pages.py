@@ -27,6 +27,7 @@ from batchloom.analysis import (
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs
 from batchloom.plan.packing import Rows
+from batchloom.view.curves import ShareColumn
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
 from batchloom.view.page_rendering import describe_choice, read_choice, read_number, respond
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
@@ -41,24 +42,6 @@ _DRAWN_SOURCES = COLOURS
 # An epoch takes about a millisecond.
 _SEARCHED_EPOCHS = 100
 _LISTED_STEPS, _LISTED_RANKS, _LISTED_WORKERS, _DRAWN_ROWS = 100, 64, 64, 8
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnWindow:
-    """A range of steps as a column: its parts from the bottom up, in percent.
-
-    Attributes:
-        window: the range.
-        left, width: its position and size.
-        parts: (colour, top, height) of each source.
-        lines: lines of its description.
-    """
-
-    window: ShareWindow
-    left: float
-    width: float
-    parts: list[tuple[int, float, float]]
-    lines: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +174,7 @@ def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> d
     }
 
 
-def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, stop: int) -> DrawnWindow:
+def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, stop: int) -> ShareColumn:
     total = max(sum(window.sequences.values()), 1)
     shares = {name: window.sequences.get(name, 0) / total for name in colours}
     top, parts = 100.0, []
@@ -205,7 +188,7 @@ def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, st
         if share or window.expected.get(name)
     ]
     scale = 100 / (stop - first)
-    return DrawnWindow(window, (window.first - first) * scale, (window.stop - window.first) * scale, parts, lines)
+    return ShareColumn((window.first - first) * scale, (window.stop - window.first) * scale, parts, lines)
 
 
 def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> list[PlanChange]:
@@ -266,16 +249,8 @@ def _parse_document(text: str, source: str | None, last_step: int | None) -> Doc
     return DocumentQuery(file=file, record=int(line) - 1, source=source, last_step=last_step)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSteps:
-    """Steps of a DataLoader worker, at most three on each side of a step."""
-
-    worker: int
-    steps: list[int]
-
-
 def _assign_worker(request: Request, step: int, begun: int) -> dict[str, Any]:
-    """Return the worker of a step, and the steps of each worker.
+    """Return the worker of a step, and the steps of each worker around it.
 
     Worker w of n makes steps f + w, f + w + n, ... of a DataLoader that begins at step f, on every rank
     (``LoaderIterable`` in ``adapters/pytorch.py``). A run that was resumed after the step began before it.
@@ -283,13 +258,18 @@ def _assign_worker(request: Request, step: int, begun: int) -> dict[str, Any]:
     workers = read_number(request, "workers", 0)
     first = begun if begun <= step else 0
     if not workers:
-        return {"workers": 0, "worker_steps": [], "first_step": first}
-    listed = []
+        return {"workers": 0, "worker_steps": {}, "first_step": first}
+    steps_by_worker = {}
     for worker in range(min(workers, _LISTED_WORKERS)):
         nearest = step + (worker - (step - first)) % workers
         around = range(nearest - 3 * workers, nearest + 3 * workers, workers)
-        listed.append(WorkerSteps(worker, [number for number in around if number >= first]))
-    return {"workers": workers, "worker": (step - first) % workers, "worker_steps": listed, "first_step": first}
+        steps_by_worker[worker] = [number for number in around if number >= first]
+    return {
+        "workers": workers,
+        "worker": (step - first) % workers,
+        "worker_steps": steps_by_worker,
+        "first_step": first,
+    }
 
 
 def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -14,15 +13,15 @@ from starlette.routing import Route
 from batchloom.core.errors import InputError
 from batchloom.plan import Plan
 from batchloom.view.curves import (
-    ChartMark,
     Floats,
     Ints,
+    ShareColumn,
     compute_trailing_means,
     find_spikes,
     list_bucket_bounds,
     make_chart,
 )
-from batchloom.view.packed_rows import COLOURS, DrawnRow, draw_rows
+from batchloom.view.packed_rows import COLOURS, draw_rows
 from batchloom.view.page_rendering import read_number, respond
 from batchloom.view.step_log import LogView, as_number
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, PlanChoice, ViewTarget, is_near
@@ -35,23 +34,6 @@ _SHARE_COLUMNS = 60
 _FOLLOWED_SECONDS = 600
 # The last evaluation is written after the last step.
 _LAST_EVALUATION_SECONDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class RankedRow:
-    """A row of a step and its loss; None if it was not logged, or the row has none."""
-
-    drawn: DrawnRow
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShareColumn:
-    """Shares of the sources in a range of steps: left edge, width, parts in percent."""
-
-    left: float
-    width: float
-    parts: list[tuple[int, float, float]]
 
 
 @final
@@ -94,7 +76,7 @@ class RunPages:
         chart = make_chart(steps, metrics["loss"], means=means, logarithmic=logarithmic, evaluations=evaluations)
         if chart:
             resumed = [step for step in log.starts if chart.first <= step <= chart.last]
-            chart.marks.extend(ChartMark(chart.locate(step), f"resumed at step {step:,}") for step in resumed)
+            chart.marks.extend((chart.locate(step), f"resumed at step {step:,}") for step in resumed)
         charts = [
             (unit, make_chart(steps, metrics[name], small=True))
             for name, unit in (("tokens_per_s", "tokens/s"), ("data_wait", "data wait (share of the time)"))
@@ -180,7 +162,8 @@ def _rank_rows(plan: Plan, number: int, losses: list[float | None], start: int) 
         "plan": plan,
         "size": size,
         "row_mean": sum(known) / len(known) if known else None,
-        "ranked": [RankedRow(row, losses[row.sequence.row] if losses else None) for row in drawn],
+        # A row and its loss; None if it was not logged, or the row has none.
+        "ranked": [(row, losses[row.sequence.row] if losses else None) for row in drawn],
         "source_colours": [(index % COLOURS, name) for index, name in enumerate(plan.names)],
     }
 

@@ -28,6 +28,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from batchloom.analysis import PlanRequest
 from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting, find_problems, raise_problems
@@ -35,7 +36,7 @@ from batchloom.store import write_file
 from batchloom.store.format import CHECK_REMEDY
 from batchloom.view.page_rendering import STATIC_FOLDER, render
 from batchloom.view.pages import Pages, RawInputPages, make_page_file
-from batchloom.view.target import PlanChoice, RunData, ViewTarget, is_raw_input
+from batchloom.view.target import PlanChoice, ViewTarget, is_raw_input
 
 _LOCAL_HOSTS = {"127.0.0.1", "localhost"}
 _TOKEN_PARAMETER = "token"  # noqa: S105 - the name of the parameter
@@ -209,10 +210,12 @@ def _has_raw_inputs(spec: ViewSpec) -> bool:
 
 
 def _open_target(spec: ViewSpec) -> ViewTarget:
-    run_data = RunData(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
+    run_request = PlanRequest(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
     choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
-    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data, choice=choice)
-    if run_data != RunData() and target.kind != "run":
+    target = ViewTarget(
+        spec.data[0], split=spec.split, generation=spec.generation, run_request=run_request, choice=choice
+    )
+    if run_request != PlanRequest() and target.kind != "run":
         raise InputError(
             f"--store, --mixture and --checkpoint belong to a run: {spec.data[0]} is no folder or log of one."
         )

@@ -5,7 +5,7 @@ import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -152,21 +152,6 @@ class PlanChoice:
 _DEFAULT_CHOICE = PlanChoice()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunData:
-    """Data of a run, as ``batchloom explain --checkpoint`` takes them.
-
-    Attributes:
-        store: folder, URL or prefix of the store.
-        mixture: YAML file of a mixture, or its text.
-        checkpoint: file or folder of a loader's state; None for the newest checkpoint of the run's folder.
-    """
-
-    store: str | None = None
-    mixture: str | None = None
-    checkpoint: Path | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """Plan of a run, or why it is unknown.
@@ -200,7 +185,7 @@ class ViewTarget:
             run.
         split: the subset that is shown first.
         generation: generation of a store; None for the newest.
-        run_data: the store or mixture of a run, and its checkpoint if it is not in the folder of the run.
+        run_request: the store or mixture of a run, and its checkpoint if it is not in the folder of the run.
         choice: settings of plans, unless a page names others.
 
     Attributes:
@@ -217,12 +202,12 @@ class ViewTarget:
         *,
         split: str = "train",
         generation: int | None = None,
-        run_data: RunData | None = None,
+        run_request: PlanRequest | None = None,
         choice: PlanChoice = _DEFAULT_CHOICE,
     ) -> None:
         self.path, self._split, self._generation = path, split, generation
         self.choice = choice
-        self._run_data = run_data or RunData()
+        self._run_request = run_request or PlanRequest()
         self.kind = _find_kind(path)
         self.log = StepLog(path)
         self._mixture: tuple[object, dict[str, _StoreAddress]] | None = None
@@ -257,9 +242,9 @@ class ViewTarget:
 
     def read_run(self) -> RunPlan:
         """Return the plan of the run, resolved again if its folder or its data changed."""
-        data, run = self._run_data, RunFiles(Path(self.path))
+        request, run = self._run_request, RunFiles(Path(self.path))
         try:
-            state_file: Path | None = find_state_file(data.checkpoint or run.path)
+            state_file: Path | None = find_state_file(request.checkpoint or run.path)
         except InputMissingError:
             state_file = None
         edits = self.log.read_edits()
@@ -267,33 +252,29 @@ class ViewTarget:
             state_file,
             len(edits),
             *(_read_stamp(path) for path in (state_file, run.description) if path),
-            *(_read_manifest_stamp(path) for path in (data.store or str(run.data), data.mixture) if path),
+            *(_read_manifest_stamp(path) for path in (request.store or str(run.data), request.mixture) if path),
         )
         return self._runs.get(None, stamp, lambda: self._resolve_run(edits, is_saved=state_file is not None))
 
     def _resolve_run(self, edits: Sequence[Mapping[str, Any]], *, is_saved: bool) -> RunPlan:
-        data, folder = self._run_data, Path(self.path)
-        if data.checkpoint is None and not RunFiles(folder).description.is_file():
+        folder, checkpoint = Path(self.path), self._run_request.checkpoint
+        if checkpoint is None and not RunFiles(folder).description.is_file():
             return RunPlan(
                 None,
                 fault="This log does not say which data its run is on. Give --checkpoint with the state of its loader, "
                 "and --store or --mixture.",
             )
-        request = PlanRequest(
-            store=data.store,
-            mixture=data.mixture,
-            checkpoint=data.checkpoint or folder,
-            split=self._split,
-            generation=self._generation,
+        request = replace(
+            self._run_request, checkpoint=checkpoint or folder, split=self._split, generation=self._generation
         )
         try:
-            if is_saved or data.checkpoint is not None:
+            if is_saved or checkpoint is not None:
                 plan, saved = resolve_plan(request)
             else:
                 plan, saved = resolve_first_plan(request), None
         except MissingDataError as error:
-            checkpoint = ["--checkpoint", str(data.checkpoint)] if data.checkpoint else []
-            command = shlex.join(["batchloom", "view", self.path, *checkpoint])
+            options = ["--checkpoint", str(checkpoint)] if checkpoint else []
+            command = shlex.join(["batchloom", "view", self.path, *options])
             return RunPlan(None, fault=f"Name the data of the run: {command} --{error.option} {error.option.upper()}.")
         except (InputError, SettingsError) as error:
             return RunPlan(None, fault=str(error))
