@@ -19,7 +19,6 @@ from .block_cache import (
     split_by_ranges as split_by_ranges,
     split_intervals as split_intervals,
     subtract_intervals as subtract_intervals,
-    view_ranges as view_ranges,
 )
 from .client import (
     MAX_CONNECT_ATTEMPTS as MAX_CONNECT_ATTEMPTS,

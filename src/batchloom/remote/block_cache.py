@@ -609,6 +609,7 @@ class CacheFileSet:
         return too_many_mapped or self._memory_bytes > _MAX_MEMORY_BYTES
 
 
+@final
 @dataclass(slots=True)
 class CachedBlocks:
     """Index with the bytes of the requested cache files, valid while it exists."""
@@ -616,47 +617,45 @@ class CachedBlocks:
     index: BlockIndex
     arrays: dict[int, NDArray[np.uint8]]
 
+    def view_ranges(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
+        """Return byte ranges as arrays: views, or copies if they span several intervals.
 
-def view_ranges(
-    cached_blocks: CachedBlocks, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
-) -> list[NDArray[Any]]:
-    """Return byte ranges as arrays: views, or copies if they span several intervals.
+        The blocks must cover the ranges.
 
-    Args:
-        cached_blocks: blocks that cover the ranges.
-        begins: byte position of each range, int64 [N]: 4096 times its file's first block, plus the offset in the file.
-        sizes: size of each range in bytes, int64 [N].
-        dtype: dtype of the items; begins and sizes are multiples of its size.
-    """
-    index, last = cached_blocks.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
-    if not begins.size or not index.starts.size:
-        return [np.empty(0, dtype) for _ in range(begins.size)]
-    rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
-    split_ranges = np.flatnonzero((rows < 0) | (index.stops[rows] <= last) | (sizes == 0))
-    arrays = cached_blocks.arrays
-    if split_ranges.size:
-        # The row may belong to a cache file that was not requested. These ranges are joined below.
-        arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
-    shift = dtype.itemsize.bit_length() - 1
-    typed = {owner: data.view(dtype) for owner, data in arrays.items()}
-    firsts, counts = (begins + index.shifts[rows]) >> shift, sizes >> shift
-    spans = zip(index.owners[rows].tolist(), firsts.tolist(), counts.tolist(), strict=True)
-    views = [typed[owner][first : first + count] for owner, first, count in spans]
-    for number in split_ranges.tolist():
-        views[number] = _join_range(cached_blocks, int(begins[number]), int(sizes[number])).view(dtype)
-    return views
+        Args:
+            begins: byte position of each range, int64 [N]: 4096 times its file's first block, plus the offset in the
+                file.
+            sizes: size of each range in bytes, int64 [N].
+            dtype: dtype of the items; begins and sizes are multiples of its size.
+        """
+        index, last = self.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
+        if not begins.size or not index.starts.size:
+            return [np.empty(0, dtype) for _ in range(begins.size)]
+        rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
+        split_ranges = np.flatnonzero((rows < 0) | (index.stops[rows] <= last) | (sizes == 0))
+        arrays = self.arrays
+        if split_ranges.size:
+            # The row may belong to a cache file that was not requested. These ranges are joined below.
+            arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
+        shift = dtype.itemsize.bit_length() - 1
+        typed = {owner: data.view(dtype) for owner, data in arrays.items()}
+        firsts, counts = (begins + index.shifts[rows]) >> shift, sizes >> shift
+        spans = zip(index.owners[rows].tolist(), firsts.tolist(), counts.tolist(), strict=True)
+        views = [typed[owner][first : first + count] for owner, first, count in spans]
+        for number in split_ranges.tolist():
+            views[number] = self._join_range(int(begins[number]), int(sizes[number])).view(dtype)
+        return views
 
-
-def _join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
-    """Return a cached byte range, copied if it spans several intervals."""
-    parts, end, index = [], begin + size, cached_blocks.index
-    while begin < end:
-        row = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1
-        first, stop = int(index.starts[row]), int(index.stops[row])
-        if row < 0 or begin >= BLOCK_BYTES * stop:
-            raise AssertionError("the cached blocks must cover the requested range")
-        offset = BLOCK_BYTES * (int(index.block_offsets[row]) - first) + begin
-        part_bytes = min(BLOCK_BYTES * stop, end) - begin
-        parts.append(cached_blocks.arrays[int(index.owners[row])][offset : offset + part_bytes])
-        begin += part_bytes
-    return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint8)])
+    def _join_range(self, begin: int, size: int) -> NDArray[np.uint8]:
+        """Return a cached byte range, copied if it spans several intervals."""
+        parts, end, index = [], begin + size, self.index
+        while begin < end:
+            row = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1
+            first, stop = int(index.starts[row]), int(index.stops[row])
+            if row < 0 or begin >= BLOCK_BYTES * stop:
+                raise AssertionError("the cached blocks must cover the requested range")
+            offset = BLOCK_BYTES * (int(index.block_offsets[row]) - first) + begin
+            part_bytes = min(BLOCK_BYTES * stop, end) - begin
+            parts.append(self.arrays[int(index.owners[row])][offset : offset + part_bytes])
+            begin += part_bytes
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.uint8)])

@@ -40,7 +40,6 @@ from batchloom.remote import (
     split_by_ranges,
     split_intervals,
     subtract_intervals,
-    view_ranges,
 )
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.manifest import Manifest, ShardEntry
@@ -247,7 +246,7 @@ class RemoteBlocks:
         first = begins // BLOCK_BYTES
         intervals = merge_intervals(first, np.where(sizes > 0, -(-(begins + sizes) // BLOCK_BYTES), first))
         cached_blocks = self.obtain(intervals, always=self._verify == "full")
-        return view_ranges(cached_blocks, begins, sizes, dtype)
+        return cached_blocks.view_ranges(begins, sizes, dtype)
 
     def are_cached(self, numbers: Iterable[int]) -> bool:
         """Return whether all blocks of some files are mapped and verified."""
@@ -266,7 +265,7 @@ class RemoteBlocks:
             files = [self.files.files[number] for number in file_numbers]
             begins = np.array([BLOCK_BYTES * file.base for file in files])
             sizes = np.array([file.size for file in files])
-            contents = view_ranges(cached_blocks, begins, sizes, np.dtype(np.uint8))
+            contents = cached_blocks.view_ranges(begins, sizes, np.dtype(np.uint8))
             damaged_files = [
                 number
                 for number, data in zip(file_numbers, contents, strict=True)
@@ -348,7 +347,7 @@ class RemoteBlocks:
                 return None
             cache_file.used = True
             arrays[owner] = data
-        return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
+        return CachedBlocks(index, arrays).view_ranges(begins, sizes, dtype)
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """Map and verify indexed blocks; None if some are missing or damaged."""
@@ -380,7 +379,7 @@ class RemoteBlocks:
         """Return the indices of intervals that do not match their checksums."""
         expected = self._list_expected(self._load_checksums(intervals), intervals)
         begins, sizes = BLOCK_BYTES * intervals[:, 0], self._compute_sizes(intervals)
-        contents = view_ranges(cached_blocks, begins, sizes, np.dtype(np.uint8))
+        contents = cached_blocks.view_ranges(begins, sizes, np.dtype(np.uint8))
         damaged_indices = [
             index
             for index, (data, checksums) in enumerate(zip(contents, expected, strict=True))
@@ -503,7 +502,7 @@ class RemoteBlocks:
                 widths.append(file.width // 8)
                 begins.append(BLOCK_BYTES * self.files.files[file.checksum_file].base + first * file.width)
                 sizes.append((stop - first) * file.width)
-        views = view_ranges(checksum_blocks, np.array(begins, np.int64), np.array(sizes, np.int64), np.dtype("<u8"))
+        views = checksum_blocks.view_ranges(np.array(begins, np.int64), np.array(sizes, np.int64), np.dtype("<u8"))
         for index, width, view in zip(indices, widths, views, strict=True):
             expected_checksums[index] = view[::width]
         return expected_checksums
