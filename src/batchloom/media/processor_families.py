@@ -273,6 +273,29 @@ class ProcessorParts(NamedTuple):
     sound: Any
     tokens: Mapping[str, str]
 
+    @property
+    def image_token(self) -> str:
+        """Token that stands for a part of an image."""
+        token: str = self.tokens.get("image_token") or self.config.get("image_token", "<image>")
+        return token
+
+    @property
+    def extra_tokens(self) -> int:
+        """Number of tokens of an image besides those of its patches."""
+        extra: int = self.config.get("num_additional_image_tokens", 0)
+        return extra - (self.config.get("vision_feature_select_strategy") == "default")
+
+    @property
+    def encoder_size(self) -> tuple[int, int] | None:
+        """Height and width of the vision encoder's input; None if they vary."""
+        image = self.image
+        if image is None:
+            return None
+        size = _get_size(image, "crop_size") if image.do_center_crop else _get_size(image, "size")
+        if size.get("height") and size.get("width"):
+            return size["height"], size["width"]
+        return None
+
 
 class ModelTraits(NamedTuple):
     """Differences in the batches of a model with media.
@@ -301,21 +324,21 @@ def _make_patch_grid(parts: ProcessorParts) -> ProcessorFamily | None:
 
 
 def _make_llava(parts: ProcessorParts) -> ProcessorFamily | None:
-    encoder_size, patch = _get_encoder_size(parts), parts.config.get("patch_size")
+    encoder_size, patch = parts.encoder_size, parts.config.get("patch_size")
     if encoder_size is None or not patch:
         return None
-    token = _get_image_token(parts)
-    count = (encoder_size[0] // patch) * (encoder_size[1] // patch) + _count_extra_tokens(parts)
+    token = parts.image_token
+    count = (encoder_size[0] // patch) * (encoder_size[1] // patch) + parts.extra_tokens
     return FixedSizeFamily(token, token, count)
 
 
 def _make_tiles(parts: ProcessorParts) -> ProcessorFamily | None:
-    encoder_size, patch = _get_encoder_size(parts), parts.config.get("patch_size")
+    encoder_size, patch = parts.encoder_size, parts.config.get("patch_size")
     if encoder_size is None or not patch:
         return None
-    token = _get_image_token(parts)
+    token = parts.image_token
     pinpoints = tuple((tall, wide) for tall, wide in parts.image.image_grid_pinpoints)
-    return TileFamily(token, token, pinpoints, *encoder_size, patch, _count_extra_tokens(parts))
+    return TileFamily(token, token, pinpoints, *encoder_size, patch, parts.extra_tokens)
 
 
 def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
@@ -353,27 +376,6 @@ def _make_audio_encoder(parts: ProcessorParts) -> ProcessorFamily | None:
         return None
     token = parts.tokens.get("audio_token") or parts.config.get("audio_token", "<|AUDIO|>")
     return WhisperFamily(token, token, sound.sampling_rate, sound.hop_length, sound.n_samples)
-
-
-def _get_image_token(parts: ProcessorParts) -> str:
-    token: str = parts.tokens.get("image_token") or parts.config.get("image_token", "<image>")
-    return token
-
-
-def _count_extra_tokens(parts: ProcessorParts) -> int:
-    extra: int = parts.config.get("num_additional_image_tokens", 0)
-    return extra - (parts.config.get("vision_feature_select_strategy") == "default")
-
-
-def _get_encoder_size(parts: ProcessorParts) -> tuple[int, int] | None:
-    """Return height and width of the vision encoder's input; None if they vary."""
-    image = parts.image
-    if image is None:
-        return None
-    size = _get_size(image, "crop_size") if image.do_center_crop else _get_size(image, "size")
-    if size.get("height") and size.get("width"):
-        return size["height"], size["width"]
-    return None
 
 
 def _get_size(image: Any, name: str) -> dict[str, int]:
