@@ -15,7 +15,7 @@ from batchloom.core.medium import detect_medium_kind
 from batchloom.core.wording import format_count
 from batchloom.remote import stat_remote
 from batchloom.sources.formats.format_registry import DeclaredInput
-from batchloom.sources.hf_datasets import find_saved_split, list_saved_files
+from batchloom.sources.hf_datasets import ListedFile, find_saved_split, list_saved_files
 from batchloom.sources.input_account import InputAccount, ListingNotes
 
 # A folder with this file is a store, which is not an input.
@@ -23,9 +23,6 @@ STORE_MARKER_NAME = "dataset_metadata.json"
 # Folders in the cache of huggingface_hub: of a repository, of its revisions, and of one revision.
 _HUB_REPOSITORY = re.compile(r"(.*/(?:datasets|models)--[^/]+)(/snapshots)?")
 _HUB_SNAPSHOTS = re.compile(r"(.*/(?:datasets|models)--[^/]+)/snapshots(?:/[0-9a-f]{40})?(?:/|$)")
-
-# Path, name relative to the inputs, and status of a file or folder.
-FoundPath = tuple[str, str, os.stat_result]
 
 
 def strip_wildcard_part(input_path: str) -> str:
@@ -89,7 +86,7 @@ class FolderWalk:
         self._top_folder = ""
         self._last_store_check = ("", False)
 
-    def iter_glob(self, pattern: str, label: str) -> Iterator[FoundPath]:
+    def iter_glob(self, pattern: str, label: str) -> Iterator[ListedFile]:
         """Yield the files that a glob matches, and those below folders that it matches."""
         top = strip_wildcard_part(pattern)
         matches = sorted(self._expand_glob(pattern, top), key=lambda path: path.split("/"))
@@ -158,7 +155,7 @@ class FolderWalk:
 
     def iter_folder(
         self, folder: str, name: str, file_status: os.stat_result, top: str | None = None
-    ) -> Iterator[FoundPath]:
+    ) -> Iterator[ListedFile]:
         """Yield the files below a folder; uses a stack, as folders may be deeply nested."""
         self._top_folder, stack = top or folder, [iter([(folder, name, file_status)])]
         while stack:
@@ -197,7 +194,7 @@ class FolderWalk:
             return True
         return False
 
-    def _list_saved(self, folder: str, label: str) -> list[FoundPath] | None:
+    def _list_saved(self, folder: str, label: str) -> list[ListedFile] | None:
         """List the files of a saved dataset; None if the folder holds none."""
         request = self._declared.split
         split = find_saved_split(folder, "" if request is None else request.split)
@@ -222,7 +219,7 @@ class FolderWalk:
         prefix = "" if label in ("", ".") else f"{label}/"
         return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
 
-    def _list_hub_revision(self, folder: str, label: str) -> list[FoundPath] | None:
+    def _list_hub_revision(self, folder: str, label: str) -> list[ListedFile] | None:
         """List one revision of a repository in the Hub's cache; None for other folders.
 
         Files of all revisions are in its ``blobs``, without names.
@@ -249,7 +246,7 @@ class FolderWalk:
         status = stat_path(path := f"{snapshots}/{revision}")
         return None if status is None else [(path, prefix + revision, status)]
 
-    def _iter_entries(self, folder: str, label: str) -> Iterator[FoundPath]:
+    def _iter_entries(self, folder: str, label: str) -> Iterator[ListedFile]:
         """Yield path, name and status of the files and folders in a folder, in order.
 
         A folder may hold a million files, so no status is kept.

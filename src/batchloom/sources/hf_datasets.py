@@ -35,6 +35,8 @@ from batchloom.sources.splits import ALL_SPLITS, TRAIN, SplitRequest
 # Larger datasets are streamed by default; others are downloaded once.
 STREAMING_MIN_BYTES = 10 * 10**9
 T = TypeVar("T")
+# Path or URL of a file, its name relative to the inputs, and its status.
+ListedFile = tuple[str, str, os.stat_result]
 
 _WORD_PATTERN = r"[A-Za-z0-9_][\w.+-]*"
 _NAME_PATTERN = re.compile(
@@ -177,15 +179,6 @@ class HubDatasetName:
     revision: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """One data file: its URL at the commit, its name, and its size and blob id."""
-
-    url: str
-    name: str
-    status: os.stat_result
-
-
 def parse_hub_name(location: str) -> HubDatasetName | None:
     """Parse a Hub dataset name; None if the location cannot be one.
 
@@ -268,10 +261,11 @@ def choose_hub_split(name: HubDatasetName, request: SplitRequest) -> HubDatasetN
     return replace(name, split=request.split, config=request.config or name.config)
 
 
-def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
+def list_hub_files(name: HubDatasetName) -> tuple[list[ListedFile], str]:
     """Return the data files of a dataset in the order of ``datasets``, and a note.
 
-    The note states the chosen configuration, split and commit.
+    A file has its URL at the commit, and a status with its size and blob id. The note states the chosen configuration,
+    split and commit.
     """
     commit = _resolve_commit(name)
     config, splits = _find_data_files(name, commit)
@@ -285,7 +279,7 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
             f"{name.repo}:{config}/{next(iter(splits))}."
         )
     files = _describe_files(name, commit, splits[split])
-    size = sum(file.status.st_size for file in files)
+    size = sum(status.st_size for _, _, status in files)
     other_splits = [split_name for split_name in splits if split_name != split]
     omitted_note = f" (not {', '.join(other_splits)})" if other_splits else ""
     return files, (
@@ -294,24 +288,24 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     )
 
 
-def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> str:
+def download_to_cache(files: Sequence[ListedFile], *, streaming: bool | None) -> str:
     """Download files into the local Hub cache, from which they are then opened.
 
     Files that fail are read remotely, in blocks small enough for an unstable connection:
     ``huggingface_hub`` restarts a chunk of 10 MB after every failure.
     """
-    size = sum(file.status.st_size for file in files)
+    size = sum(status.st_size for _, _, status in files)
     if streaming or (streaming is None and size > STREAMING_MIN_BYTES):
         return ""
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - optional
 
-    for file in files:
-        repo, commit, inside = split_pinned_url(file.url)
+    for url, name, _ in files:
+        repo, commit, inside = split_pinned_url(url)
         work = partial(hf_hub_download, repo, inside, repo_type="dataset", revision=commit)
         try:
             _query_hub(HubDatasetName(repo), work, retry=False)
         except DownloadError:
-            return f"{file.name} could not be downloaded; the remaining files are read remotely."
+            return f"{name} could not be downloaded; the remaining files are read remotely."
     return ""
 
 
@@ -370,7 +364,7 @@ def _raise_config_error(name: HubDatasetName, configs: list[str]) -> NoReturn:
     ) from None
 
 
-def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[HubFile]:
+def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[ListedFile]:
     from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
@@ -389,7 +383,7 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
     files = []
     for url, path in zip(urls, repo_paths, strict=True):
         info = {"size": facts[path].size, "blob_id": facts[path].blob_id}
-        files.append(HubFile(url, f"{name.repo}/{path}", make_stat_result(url, info)))
+        files.append((url, f"{name.repo}/{path}", make_stat_result(url, info)))
     return files
 
 

@@ -15,7 +15,6 @@ from batchloom.sources.formats.format_registry import (
     JSON_OBJECT,
     DeclaredInput,
     FileDetection,
-    holds_data,
 )
 
 # Singular forms of the reasons in notes.
@@ -87,7 +86,7 @@ class UnreadData:
 
     def add(self, name: str, verdict: FileDetection, size: int) -> None:
         """Count a file that is not read if it holds data."""
-        if not holds_data(verdict):
+        if not verdict.is_unread_data:
             return
         self.files += 1
         self.bytes += size

@@ -49,7 +49,6 @@ from batchloom.sources.files.part_stream import PartStream, Source, SourceTable,
 from batchloom.sources.folder_walk import (
     STORE_MARKER_NAME,
     FolderWalk,
-    FoundPath,
     LinkBounds,
     stat_path,
     strip_wildcard_part,
@@ -72,6 +71,7 @@ from batchloom.sources.formats.format_registry import (
 from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,
+    ListedFile,
     choose_hub_split,
     download_to_cache,
     find_hub_name,
@@ -352,7 +352,7 @@ class _InputListing:
         exists = stat_path(location) is not None
         return InputMissingError(self._account.describe_empty(location, display_name, exists=exists))
 
-    def _add_files(self, files: Iterable[FoundPath]) -> None:
+    def _add_files(self, files: Iterable[ListedFile]) -> None:
         for path, name, file_status in files:
             self._add_file(path, name, file_status)
 
@@ -380,8 +380,7 @@ class _InputListing:
         self._lister.notes.add(note)
         if download_note := download_to_cache(files, streaming=self._lister.streaming):
             self._lister.notes.add(download_note)
-        for file in prefetch_files(files, lambda file: (file.url, file.status)):
-            self._add_file(file.url, file.name, file.status)
+        self._add_files(prefetch_files(files, lambda file: (file[0], file[2])))
 
     def _add_remote(self, url: str, label: str, file_status: os.stat_result | None) -> None:
         """Add a file, a folder or a glob at a URL."""

@@ -127,6 +127,11 @@ class DatasetFolder:
     others: list[int]
     metadata: set[int]
 
+    @property
+    def files(self) -> int:
+        """Number of all its files."""
+        return sum(map(len, self.splits.values())) + len(self.others) + len(self.metadata)
+
 
 @dataclass(eq=False, slots=True)
 class SplitSelection:
@@ -143,6 +148,36 @@ class SplitSelection:
     metadata: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     by_split: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, folder: DatasetFolder, wanted: str, name: str) -> None:
+        """Add the files of a folder's split; empty: of ``train``, or of the only one."""
+        splits = dict(folder.splits)
+        if folder.rule == "names" and folder.others and TRAIN not in splits and wanted == TRAIN:
+            splits[TRAIN] = folder.others
+        split = wanted or (TRAIN if TRAIN in splits else "")
+        if not split and len(splits) > 1:
+            raise InputError(
+                f"{name} has the splits {', '.join(splits)}, and none is train: choose one with --input-split, or all."
+            )
+        split = split or next(iter(splits))
+        chosen = splits if split == ALL_SPLITS else {split: splits[split]} if split in splits else {}
+        read = {n for numbers in chosen.values() for n in numbers}
+        others = set(folder.others) - read
+        omitted = {name: numbers for name, numbers in splits.items() if name not in chosen}
+        for chosen_split, numbers in chosen.items():
+            self.by_split.setdefault(chosen_split, []).extend(numbers)
+        # Splits of a card may overlap.
+        self.left_out |= others.union(*omitted.values()) - read
+        parts = [f"{split} ({format_count(len(numbers), 'file')})" for split, numbers in omitted.items()]
+        if others:
+            parts.append(format_count(len(others), "file") + " of no split")
+        if parts:
+            source = "its card" if folder.rule == "card" else "the names of its files"
+            what = f"split {' and '.join(chosen)}" if chosen else "no split"
+            self.notes.append(
+                f"{name}: by {source} {what} is read, and not {format_list(parts, _MAX_LISTED)} (--input-split NAME "
+                "reads another, all everything)."
+            )
 
 
 def _list_archive_names(path: str) -> list[str]:
@@ -203,7 +238,7 @@ def select_split(
         is_record and n not in held for n, is_record in enumerate(are_records)
     )
     if wanted and wanted != ALL_SPLITS:
-        has_others = len(paths) > sum(map(_count_files, folders))
+        has_others = len(paths) > sum(folder.files for folder in folders)
         _check_presence(folders, wanted, tree.configurations, label, has_others=has_others)
     named_texts: list[str] = []
     for folder in folders:
@@ -222,7 +257,7 @@ def select_split(
             and TRAIN not in folder.splits
             and all(are_records[n] for numbers in folder.splits.values() for n in numbers)
         )
-        _select(selection, folder, wanted or (TRAIN if is_held_out else ""), name)
+        selection.add(folder, wanted or (TRAIN if is_held_out else ""), name)
     if named_texts:
         selection.notes.append(
             f"These texts are read, although their names are those of splits: {format_list(named_texts, _MAX_LISTED)}. "
@@ -233,10 +268,6 @@ def select_split(
         selection.left_out |= set(range(len(paths))) - held
     selection.left_out -= selection.metadata
     return selection
-
-
-def _count_files(folder: DatasetFolder) -> int:
-    return sum(map(len, folder.splits.values())) + len(folder.others) + len(folder.metadata)
 
 
 def _check_presence(
@@ -250,37 +281,6 @@ def _check_presence(
     if wanted in configurations:
         remedy = f"; the card has a configuration of this name: write --input-split {wanted}/SPLIT"
     raise InputMissingError(f"{label} has no split {wanted!r}: {fact}{remedy}.")
-
-
-def _select(selection: SplitSelection, folder: DatasetFolder, wanted: str, name: str) -> None:
-    """Add the choice of files of a folder."""
-    splits = dict(folder.splits)
-    if folder.rule == "names" and folder.others and TRAIN not in splits and wanted == TRAIN:
-        splits[TRAIN] = folder.others
-    split = wanted or (TRAIN if TRAIN in splits else "")
-    if not split and len(splits) > 1:
-        raise InputError(
-            f"{name} has the splits {', '.join(splits)}, and none is train: choose one with --input-split, or all."
-        )
-    split = split or next(iter(splits))
-    chosen = splits if split == ALL_SPLITS else {split: splits[split]} if split in splits else {}
-    read = {n for numbers in chosen.values() for n in numbers}
-    others = set(folder.others) - read
-    omitted = {name: numbers for name, numbers in splits.items() if name not in chosen}
-    for chosen_split, numbers in chosen.items():
-        selection.by_split.setdefault(chosen_split, []).extend(numbers)
-    # Splits of a card may overlap.
-    selection.left_out |= others.union(*omitted.values()) - read
-    parts = [f"{split} ({format_count(len(numbers), 'file')})" for split, numbers in omitted.items()]
-    if others:
-        parts.append(format_count(len(others), "file") + " of no split")
-    if parts:
-        source = "its card" if folder.rule == "card" else "the names of its files"
-        what = f"split {' and '.join(chosen)}" if chosen else "no split"
-        selection.notes.append(
-            f"{name}: by {source} {what} is read, and not {format_list(parts, _MAX_LISTED)} (--input-split NAME reads "
-            "another, all everything)."
-        )
 
 
 def _describe_conflict(folder: DatasetFolder, held_out: str, name: str, paths: Sequence[str]) -> str:

@@ -335,6 +335,12 @@ class FileDetection:
     # A file that seems to hold neither records nor text is read only if an input names it.
     sure: bool = True
 
+    @property
+    def is_unread_data(self) -> bool:
+        """True for a file that is not read although it holds data, by its label."""
+        no_data = self.label.startswith("binary") or self.label in _INDEX_LABELS | _LABEL_SUFFIXES
+        return self.kind is None and not no_data
+
 
 @dataclass(frozen=True, slots=True)
 class DetectedFile:
@@ -366,12 +372,6 @@ def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str 
     if kind in COLUMNAR_KINDS and packed:
         return FileDetection(None, compression, suffix + packed, _COMPRESSED_TABLE_REMEDY)
     return FileDetection(kind, compression, suffix if suffix == _XML else "") if kind else None
-
-
-def holds_data(verdict: FileDetection) -> bool:
-    """Return whether a file that is not read holds data, by its label."""
-    no_data = verdict.label.startswith("binary") or verdict.label in _INDEX_LABELS | _LABEL_SUFFIXES
-    return verdict.kind is None and not no_data
 
 
 def needs_content(name_detection: FileDetection | None) -> bool:
