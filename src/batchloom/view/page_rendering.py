@@ -132,15 +132,3 @@ def read_choice(request: Request, default: PlanChoice) -> PlanChoice:
         steps=read_number(request, "steps", 0) or None,
         split=request.query_params.get("split", ""),
     )
-
-
-def describe_choice(choice: PlanChoice) -> dict[str, Any]:
-    """Return the parameters of a choice, as they stand in addresses."""
-    return {
-        "seq_len": choice.seq_len,
-        "batch": choice.global_batch_size,
-        "packing": choice.packing,
-        "seed": choice.seed,
-        "steps": choice.steps,
-        "split": choice.split,
-    }

@@ -42,7 +42,7 @@ from batchloom.view.documents.document_search import (
 from batchloom.view.documents.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import PACKING_ROWS, describe_step, find_runs
-from batchloom.view.page_rendering import describe_choice, make_address, read_choice, read_number, render_file, respond
+from batchloom.view.page_rendering import make_address, read_choice, read_number, render_file, respond
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import RELOAD_HEADERS, PlanChoice, ViewTarget, is_near, is_small
@@ -249,11 +249,11 @@ class Pages:
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            values |= {"step": step, "choice": describe_choice(choice)}
+            values |= {"step": step, "choice": choice.parameters}
             return respond("counting.html.j2", values, headers=RELOAD_HEADERS)
         details = {
             **describe_step(plan, step, first, PACKING_ROWS),
-            "choice": describe_choice(choice),
+            "choice": choice.parameters,
             # A mixture and a run name a subset for each source.
             "plan_split": store.split if self._target.kind == "store" else "",
             "assumed": self._target.assumes_steps(plan, choice),

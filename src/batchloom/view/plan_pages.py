@@ -29,7 +29,7 @@ from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs
 from batchloom.plan.packing import Rows
 from batchloom.view.curves import ShareColumn
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
-from batchloom.view.page_rendering import describe_choice, read_choice, read_number, respond
+from batchloom.view.page_rendering import read_choice, read_number, respond
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
 
 Ints = NDArray[np.int64]
@@ -100,7 +100,7 @@ class PlanPages:
             plan.fingerprint, plan.orders.is_counted, lambda: forecast_plan(plan, most_pools=_SAMPLED_POOLS)
         )
         parameters = {
-            **(describe_choice(choice) if self._target.kind != "run" else {}),
+            **(choice.parameters if self._target.kind != "run" else {}),
             "from": read_number(request, "from", 0) or None,
             "to": read_number(request, "to", 0) or None,
             "document": request.query_params.get("document", "").strip(),
@@ -118,7 +118,7 @@ class PlanPages:
             "selection": {"split": choice.split},
             "page": "plan",
             "plan": plan,
-            "choice": describe_choice(choice),
+            "choice": choice.parameters,
             "forecast": forecast,
             "endless": is_endless(plan),
             "assumed": self._target.assumes_steps(plan, choice),

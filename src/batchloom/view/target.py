@@ -148,6 +148,18 @@ class PlanChoice:
     steps: int | None = None
     split: str = ""
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The settings, as they stand in addresses."""
+        return {
+            "seq_len": self.seq_len,
+            "batch": self.global_batch_size,
+            "packing": self.packing,
+            "seed": self.seed,
+            "steps": self.steps,
+            "split": self.split,
+        }
+
 
 _DEFAULT_CHOICE = PlanChoice()
 
