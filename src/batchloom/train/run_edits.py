@@ -143,13 +143,13 @@ def find_banned_documents(
     """
     with join_ranks("cpu") as ranks:
         source = open_source(data, find_run(run_path), ranks, resume=True, generation=generation, announces=False)
-    listed = find_listed_documents(get_stores(source), documents_file)
-    if listed.absent:
-        print_line(f"not in the train subset of the run: {format_list(listed.absent, MAX_LISTED)}")
-    if not listed.numbers:
+    documents, absent = find_listed_documents(get_stores(source), documents_file)
+    if absent:
+        print_line(f"not in the train subset of the run: {format_list(absent, MAX_LISTED)}")
+    if not documents:
         raise InputError(f"{documents_file} names no document that the run trains.")
-    print_line(f"{documents_file} names {format_count(sum(map(len, listed.numbers.values())), 'document')} of the run.")
-    return {name or SOURCE: numbers.tolist() for name, numbers in listed.numbers.items()}
+    print_line(f"{documents_file} names {format_count(sum(map(len, documents.values())), 'document')} of the run.")
+    return {name or SOURCE: numbers.tolist() for name, numbers in documents.items()}
 
 
 def edit_run(

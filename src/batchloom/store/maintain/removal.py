@@ -199,15 +199,13 @@ def _find_sources(manifest: Manifest, patterns: Sequence[str]) -> set[int]:
     return selected_sources
 
 
-class ListedDocuments(NamedTuple):
-    """Documents that a list names, ascending by store, and its lines that name none."""
-
-    numbers: dict[str, NDArray[np.int64]]
-    absent: tuple[str, ...]
-
-
-def find_listed_documents(stores: Mapping[str, Store], documents_file: Path) -> ListedDocuments:
+def find_listed_documents(
+    stores: Mapping[str, Store], documents_file: Path
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
     """Find the documents that a list names, as ``remove_documents`` takes it.
+
+    Returns:
+        The documents of each store that has some, ascending, and the lines of the list that name none.
 
     Raises:
         InputError: a line has an unknown form, or the number of a document of several stores; or a store does not
@@ -226,8 +224,8 @@ def find_listed_documents(stores: Mapping[str, Store], documents_file: Path) -> 
             )
         numbers[name] = _select_in_store(store, selection)
         absent.append((*selection.list_absent(), *selection.list_left_out(), *selection.list_numbered(store.split)))
-    return ListedDocuments(
-        {name: found for name, found in numbers.items() if found.size},
+    return (
+        {name: documents for name, documents in numbers.items() if documents.size},
         tuple(line for line in absent[0] if all(line in others for others in absent[1:])),
     )
 
