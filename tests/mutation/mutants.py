@@ -366,7 +366,7 @@ STORE = (
     # A block that was damaged on its way from a remote store is served.
     Mutant(
         "fetched-block-not-verified",
-        "store/read/remote_blocks.py",
+        "store/read/remote_files.py",
         "if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):",
         "if expected_checksums is None or len(data):",
         ("store/test_remote_stores.py", "store/test_remote_faults.py"),

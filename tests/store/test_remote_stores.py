@@ -136,7 +136,7 @@ def _read_document(request):
 def test_a_fork_while_another_thread_connects_and_evicts(remote):
     blocks = remote.reader._blocks
     child = multiprocessing.get_context("fork").Process(target=read_all_documents, args=[remote])
-    with blocks._ranges._lock, blocks._cache._lock:
+    with blocks._fetcher._ranges._lock, blocks._cache._lock:
         child.start()
     child.join(LIMIT_S)
     child.kill()

@@ -58,7 +58,7 @@ from batchloom.store.format.shard_sidecars import (
 )
 from batchloom.store.format.store_lengths import map_lengths, map_removed, mask_removed
 from batchloom.store.maintain.generations import list_generation_files, list_sidecars
-from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS
+from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS
 from batchloom.store.read.remote_store import open_remote_manifest
 from batchloom.store.read.store_opening import open_store
 from batchloom.store.read.store_reader import Store, decode_beginning

@@ -1,22 +1,15 @@
-"""Blocks of a remote subset: fetched once per node, verified and cached.
-
-Blocks are numbered consecutively through all files. Requested, cached and locked blocks are therefore plain
-integer intervals. One unused number separates adjacent files.
-"""
+"""Blocks of a remote subset: fetched once per node, verified and cached."""
 
 import threading
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.addresses import redact_url
-from batchloom.core.errors import StoreError
 from batchloom.remote import (
     BLOCK_BYTES,
     BLOCK_TABLE_DTYPE,
@@ -27,13 +20,10 @@ from batchloom.remote import (
     CacheFileSet,
     IntArray,
     Intervals,
-    RangeError,
-    RangeFetcher,
     add_to_index,
     bridge_gaps,
     count_interval_blocks,
     group_intervals,
-    make_remote_error,
     mask_overlaps,
     merge_intervals,
     remove_from_index,
@@ -42,146 +32,11 @@ from batchloom.remote import (
     subtract_intervals,
 )
 from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.manifest import Manifest, ShardEntry
 from batchloom.store.format.shard_sidecars import (
-    COUNTED_ENTRY_BYTES,
-    HEADER,
-    PAIR_ROW_BYTES,
-    PLAIN_ENTRY_BYTES,
-    PROVENANCE_ROW_BYTES,
     compute_block_checksums,
-    count_entries,
-    count_header_bytes,
     parse_root_checksums,
 )
-
-# whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
-CheckMethod = Literal["whole", "blocks", "entries"]
-
-
-class RemoteStoreFile(NamedTuple):
-    """One remote file; header and entries of a ``.sums`` count as two."""
-
-    name: str  # path relative to the store's URL
-    size: int  # size in bytes, from the manifest
-    checksum: str  # checksum in the manifest, which identifies the content
-    check_method: CheckMethod = "whole"  # verification method
-    checksum_file: int = -1  # number of the file with its block checksums; -1 if there is none
-    width: int = 0  # bytes per checksum entry, for a file verified by blocks
-    covered_bytes: int = 0  # for a ``.sums`` header, the size of the checksummed file
-    offset: int = 0  # byte offset in the file of that name
-    base: int = 0  # number of its first block
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.size // BLOCK_BYTES)
-
-    def locate_blocks(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the byte range of blocks; the last block of a file is shorter."""
-        return BLOCK_BYTES * (first - self.base), min(BLOCK_BYTES * (stop - self.base), self.size)
-
-
-@final
-class RemoteFileTable:
-    """Numbered files of a remote subset.
-
-    Attributes:
-        files: all files.
-        lengths: file number of the lengths of each layer.
-        removed: number of the file of removed documents; None if there is none.
-        shard_files: file numbers of each shard by suffix.
-        bases: first block of each file, ascending, int64.
-        sizes: size of each file in bytes, int64.
-        by_blocks: True for files verified by blocks, bool.
-        dense: 1 for lengths and checksums, whose few bytes serve many tokens; 0 for others.
-        keys: low and high half of the cache key of each file, uint64 [N, 2].
-    """
-
-    def __init__(self, manifest: Manifest, subset: str) -> None:
-        self.files: list[RemoteStoreFile] = []
-        self._next = 0
-        entry = manifest.subsets[subset]
-        self.lengths: list[int] = []
-        for name, checksum_name, layer in zip(
-            entry.length_files, entry.length_checksum_files, entry.all_layers, strict=True
-        ):
-            lengths = RemoteStoreFile(f"{subset}/{name}", 4 * layer.documents, layer.lengths)
-            self.lengths.append(
-                self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
-            )
-        self.removed: int | None = None
-        if entry.removed:
-            size = HEADER.size + 8 * entry.removed.documents
-            self.removed = self._add(RemoteStoreFile(f"{subset}/{entry.removed_file}", size, entry.removed.file))
-        self.shard_files = [self._add_shard(f"{subset}/{shard.name}", shard) for shard in entry.shards]
-        self.bases = np.array([file.base for file in self.files], np.int64)
-        self.by_blocks = np.array([file.check_method == "blocks" for file in self.files], bool)
-        dense = [file.check_method == "entries" or file.width == COUNTED_ENTRY_BYTES for file in self.files]
-        self.dense = np.array(dense, np.int64)
-        self.sizes = np.array([file.size for file in self.files], np.int64)
-        digests = [int(file.checksum, 16) for file in self.files]
-        # One flipped bit separates the entries of a .sums from its header, which has the same checksum.
-        flips = [int(file.check_method == "entries") for file in self.files]
-        keys = [(digest & (1 << 64) - 1 ^ flip, digest >> 64) for digest, flip in zip(digests, flips, strict=True)]
-        self.keys = np.array(keys, np.uint64).reshape(-1, 2)
-
-    def _add_shard(self, stem: str, shard: ShardEntry) -> dict[str, int]:
-        sizes = {
-            ".bin": shard.bytes,
-            ".mask": HEADER.size + (shard.tokens + 7) // 8,
-            ".weights": HEADER.size + shard.tokens,
-            ".docs": HEADER.size + PROVENANCE_ROW_BYTES * shard.documents,
-            ".pairs": HEADER.size + PAIR_ROW_BYTES * shard.documents,
-            ".fields": shard.fields_bytes or 0,
-            ".parquet": shard.parquet_bytes or 0,
-            ".media": shard.media_bytes or 0,
-            ".blobs": shard.blobs_bytes or 0,
-        }
-        checksum_suffixes = {".bin": ".sums", ".blobs": ".blobsums"}
-        numbers = {}
-        for suffix, size in sizes.items():
-            checksum = shard.checksums.get(suffix)
-            if checksum is None:
-                continue
-            file = RemoteStoreFile(f"{stem}{suffix}", size, checksum)
-            if suffix in checksum_suffixes:
-                sums = checksum_suffixes[suffix]
-                numbers[suffix] = self._add_with_checksums(
-                    file, f"{stem}{sums}", shard.checksums[sums], PLAIN_ENTRY_BYTES
-                )
-            else:
-                numbers[suffix] = self._add(file)
-        return numbers
-
-    def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str, width: int) -> int:
-        """Add a file and its ``.sums``."""
-        size = count_header_bytes(file.size, width)
-        head = self._add(RemoteStoreFile(name, size, checksum, width=width, covered_bytes=file.size))
-        entries_size = count_entries(file.size) * width
-        entries = self._add(RemoteStoreFile(name, entries_size, checksum, "entries", head, offset=size))
-        return self._add(file._replace(check_method="blocks", checksum_file=entries, width=width))
-
-    def _add(self, file: RemoteStoreFile) -> int:
-        self.files.append(file._replace(base=self._next))
-        self._next += file.blocks + 1
-        return len(self.files) - 1
-
-    def locate_files(self, intervals: Intervals) -> NDArray[np.int64]:
-        return self.bases.searchsorted(intervals[:, 0], side="right") - 1
-
-    def round_intervals(self, intervals: Intervals, unit: int) -> Intervals:
-        """Extend intervals to multiples of ``unit`` blocks within each file."""
-        numbers = self.locate_files(intervals)
-        bases = self.bases[numbers]
-        ends = bases + np.array([self.files[number].blocks for number in numbers.tolist()], np.int64)
-        starts = bases + (intervals[:, 0] - bases) // unit * unit
-        stops = bases - (bases - intervals[:, 1]) // unit * unit
-        return merge_intervals(starts, np.minimum(stops, ends))
-
-    def list_intervals(self, numbers: Iterable[int]) -> Intervals:
-        files = [self.files[number] for number in numbers]
-        return merge_intervals([file.base for file in files], [file.base + file.blocks for file in files])
-
+from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS, BlockFetcher, RemoteFileTable
 
 # Maximum blocks of a request (1 MiB), and approximate blocks of a cache file (8 MiB).
 _MAX_REQUEST_BLOCKS, _MAX_FILE_BLOCKS = 256, 2048
@@ -191,8 +46,6 @@ _MAX_CONCURRENT_GROUPS = 8
 _MAX_GAP_SHARE = 0.05
 # An epoch uses all lengths and checksums, so gaps of up to 64 KiB are fetched: another request would cost more.
 _SMALL_GAP_BLOCKS = 16
-# Attempts to fetch a block whose content does not match its checksum.
-MAX_FETCH_ATTEMPTS = 3
 # After so many rounds without progress, or so long a wait for other processes, a call fetches all blocks itself.
 _MAX_ROUNDS, _POLL_SECONDS, _MAX_WAIT_SECONDS = 8, 0.01, 120.0
 
@@ -204,25 +57,24 @@ class RemoteBlocks:
     Safe to share between threads and to use after a fork.
 
     Args:
-        ranges: fetches byte ranges of the store's files.
+        fetcher: fetches the blocks.
         files: files of the subset.
         cache: block cache of the node.
         verify: ``first-read``: blocks of other processes are verified when this process first reads
             them; ``full``: at every read; ``off``: only when fetched, and if written before the last boot.
     """
 
-    def __init__(self, ranges: RangeFetcher, files: RemoteFileTable, cache: BlockCache, verify: str) -> None:
-        self.files, self._ranges, self._cache, self._verify = files, ranges, cache, verify
+    def __init__(self, fetcher: BlockFetcher, files: RemoteFileTable, cache: BlockCache, verify: str) -> None:
+        self.files, self._fetcher, self._cache, self._verify = files, fetcher, cache, verify
         self._root_checksums: dict[int, NDArray[np.uint64]] = {}
         self._keys = np.argsort(files.keys[:, 0], kind="stable")
-        self._bases: list[int] = files.bases.tolist()
         self._refused_names: set[str] = set()
         self._reset()
 
     def after_fork(self) -> None:
         """Reset the state in a forked child; inherited locks may stay locked forever."""
         # Other subsets share these locks, so only a forked child may replace them.
-        self._ranges.after_fork()
+        self._fetcher.after_fork()
         self._cache.after_fork()
         self._reset()
 
@@ -230,10 +82,6 @@ class RemoteBlocks:
         self._index, self._cache_files = EMPTY_INDEX, CacheFileSet(self._cache.limit)
         self._pinned_owners: set[int] = set()
         self._lock = threading.RLock()
-
-    @property
-    def received(self) -> int:
-        return self._ranges.received
 
     def read(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
         """Read byte ranges of files, as views of cached blocks.
@@ -277,7 +125,8 @@ class RemoteBlocks:
             if tries == MAX_FETCH_ATTEMPTS:
                 break
             self._discard(self.files.list_intervals(damaged_files))
-        raise self._make_changed_error(self.files.files[damaged_files[0]], 0, self.files.files[damaged_files[0]].size)
+        damaged_file = self.files.files[damaged_files[0]]
+        raise self._fetcher.make_changed_error(damaged_file, 0, damaged_file.size)
 
     def obtain(self, intervals: Intervals, *, always: bool = False) -> CachedBlocks:
         """Return blocks, fetching those that no process of the node has cached."""
@@ -378,7 +227,7 @@ class RemoteBlocks:
     def _find_damaged(self, cached_blocks: CachedBlocks, intervals: Intervals) -> NDArray[np.int64]:
         """Return the indices of intervals that do not match their checksums."""
         expected = self._list_expected(self._load_checksums(intervals), intervals)
-        begins, sizes = BLOCK_BYTES * intervals[:, 0], self._compute_sizes(intervals)
+        begins, sizes = BLOCK_BYTES * intervals[:, 0], self.files.compute_sizes(intervals)
         contents = cached_blocks.view_ranges(begins, sizes, np.dtype(np.uint8))
         damaged_indices = [
             index
@@ -386,13 +235,6 @@ class RemoteBlocks:
             if checksums is not None and not np.array_equal(compute_block_checksums(data.data), checksums)
         ]
         return np.array(damaged_indices, np.int64)
-
-    def _compute_sizes(self, intervals: Intervals) -> NDArray[np.int64]:
-        """Return the sizes of intervals in bytes; the last block of a file is shorter."""
-        numbers = self.files.locate_files(intervals)
-        ends = BLOCK_BYTES * self.files.bases[numbers] + self.files.sizes[numbers]
-        sizes: NDArray[np.int64] = np.minimum(BLOCK_BYTES * intervals[:, 1], ends) - BLOCK_BYTES * intervals[:, 0]
-        return sizes
 
     def _map_cache_files(self, owners: set[int]) -> dict[int, NDArray[np.uint8]] | None:
         """Map cache files and return their bytes; the caller holds the lock.
@@ -483,7 +325,7 @@ class RemoteBlocks:
             file = files[number]
             root_checksums = parse_root_checksums(head.data, file.checksum, file.covered_bytes, file.width)
             if root_checksums is None:
-                raise self._make_changed_error(file, 0, file.size)
+                raise self._fetcher.make_changed_error(file, 0, file.size)
             self._root_checksums[number] = root_checksums
         return self.obtain(merge_intervals(starts, stops)) if starts else CachedBlocks(EMPTY_INDEX, {})
 
@@ -520,7 +362,7 @@ class RemoteBlocks:
         pending: deque[tuple[Intervals, list[Future[bytes]]]] = deque()
         try:
             for group in group_intervals(requested_intervals, _MAX_FILE_BLOCKS):
-                pending.append((group, [self._request_blocks(*interval) for interval in group.tolist()]))
+                pending.append((group, [self._fetcher.request(*interval) for interval in group.tolist()]))
                 if len(pending) == _MAX_CONCURRENT_GROUPS:
                     self._store_group(*pending[0], checksum_blocks, fetched_blocks)
                     pending.popleft()
@@ -532,14 +374,6 @@ class RemoteBlocks:
                 for future in futures:
                     future.cancel()
 
-    def _request_blocks(self, first: int, stop: int) -> Future[bytes]:
-        file = self._find_file(first)
-        start, end = file.locate_blocks(first, stop)
-        return self._ranges.submit(file.name, file.offset + start, file.offset + end, file.offset + file.size)
-
-    def _find_file(self, block: int) -> RemoteStoreFile:
-        return self.files.files[bisect_right(self._bases, block) - 1]
-
     def _store_group(
         self,
         group: Intervals,
@@ -550,7 +384,7 @@ class RemoteBlocks:
         """Verify and cache the blocks received for a group."""
         expected_checksums = self._list_expected(checksum_blocks, group)
         contents = [
-            self._receive_verified(future, first, stop, checksums)
+            self._fetcher.receive(future, first, stop, checksums)
             for (first, stop), future, checksums in zip(group.tolist(), futures, expected_checksums, strict=True)
         ]
         numbers = self.files.locate_files(group)
@@ -568,43 +402,3 @@ class RemoteBlocks:
             fetched_blocks.arrays[owner] = data
             self._pinned_owners.add(owner)
             self._forget(self._cache_files.mark_mapped(owner, self._pinned_owners))
-
-    def _receive_verified(
-        self,
-        future: Future[bytes],
-        first: int,
-        stop: int,
-        expected_checksums: NDArray[np.uint64] | None,
-    ) -> bytes:
-        file = self._find_file(first)
-        for _ in range(MAX_FETCH_ATTEMPTS):
-            try:
-                data = future.result()
-            except RangeError as error:
-                self._refuse(error)
-            if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):
-                return data
-            future = self._request_blocks(first, stop)
-        raise self._make_changed_error(file, *file.locate_blocks(first, stop))
-
-    def _refuse(self, error: RangeError) -> NoReturn:
-        url = f"{self._ranges.url}/{error.name}"
-        if error.fault.kind == "missing":
-            raise StoreError(
-                f"{redact_url(url)} is missing: the manifest of its store names it. Restore it from a copy; the run "
-                "continues from its last checkpoint."
-            ) from None
-        if error.fault.kind == "refused":
-            raise StoreError(
-                f"{redact_url(url)} does not match the manifest of its store: {error.fault.description}. It was "
-                "truncated or rewritten; restore it from a copy."
-            ) from None
-        raise make_remote_error(error.fault, url) from None
-
-    def _make_changed_error(self, file: RemoteStoreFile, start: int, stop: int) -> StoreError:
-        file_url = redact_url(f"{self._ranges.url}/{file.name}")
-        return StoreError(
-            f"{file_url}: bytes {file.offset + start:,} to {file.offset + stop:,} do not match the checksums of its "
-            f"store ({MAX_FETCH_ATTEMPTS} tries); it was changed or damaged. Restore it from a copy; the run continues "
-            "from its last checkpoint."
-        )

@@ -30,7 +30,8 @@ from batchloom.store.format.media_index import NOT_STORED, MediaRows
 from batchloom.store.format.shard_sidecars import ProvenanceTable, locate_provenance_columns
 from batchloom.store.format.store_lengths import StoreLengths, map_removed, mask_removed
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
-from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable, RemoteStoreFile
+from batchloom.store.read.remote_blocks import RemoteBlocks
+from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS, BlockFetcher, RemoteFileTable, RemoteStoreFile
 from batchloom.store.read.subset_reader import Ids, SubsetReader, make_span_error
 
 VerifyMode = Literal["off", "first-read", "full"]
@@ -118,7 +119,8 @@ class RemoteSubset(SubsetReader):
         fingerprints = (generation.fingerprints.get(subset) for generation in manifest.all_history)
         block_cache = BlockCache(cache, next(filter(None, fingerprints), subset), cache_limit)
         self._files = RemoteFileTable(manifest, subset)
-        self._blocks = RemoteBlocks(RangeFetcher(self.url), self._files, block_cache, verify)
+        self._fetcher = BlockFetcher(RangeFetcher(self.url), self._files)
+        self._blocks = RemoteBlocks(self._fetcher, self._files, block_cache, verify)
         self._media: dict[int, MediaRows] = {}
         _OPEN_BLOCKS.add(self._blocks)
         folder = Path(name) / subset
@@ -150,7 +152,7 @@ class RemoteSubset(SubsetReader):
 
     @property
     def fetched_bytes(self) -> int:
-        return self._blocks.received
+        return self._fetcher.received
 
     @property
     def is_fully_cached(self) -> bool:
