@@ -36,7 +36,8 @@ from batchloom.store.read.mapped_shards import (
     compute_prefix_fingerprint,
     map_prefix,
 )
-from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
+from batchloom.store.read.subset_files import Ids
+from batchloom.store.read.subset_reader import SubsetReader, refuse_ranges_beyond
 
 
 @final

@@ -32,7 +32,8 @@ from batchloom.store.format.store_lengths import StoreLengths, map_removed, mask
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
 from batchloom.store.read.remote_blocks import RemoteBlocks
 from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS, BlockFetcher, RemoteFileTable, RemoteStoreFile
-from batchloom.store.read.subset_reader import Ids, SubsetReader, make_span_error
+from batchloom.store.read.subset_files import Ids
+from batchloom.store.read.subset_reader import SubsetReader, make_span_error
 
 VerifyMode = Literal["off", "first-read", "full"]
 VERIFY_MODES: tuple[str, ...] = get_args(VerifyMode)

@@ -22,7 +22,8 @@ from batchloom.store.format.objectives import ObjectiveName
 from batchloom.store.format.shard_sidecars import DocumentFields, DocumentProvenance, PairIndex, ProvenanceTable
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
-from batchloom.store.read.subset_reader import FilteredLengths, Ids, LengthReader, SubsetReader, count_trained_tokens
+from batchloom.store.read.subset_files import Ids
+from batchloom.store.read.subset_reader import FilteredLengths, LengthReader, SubsetReader, count_trained_tokens
 from batchloom.store.read.synthetic_store import is_synthetic
 from batchloom.tokens import Tokenizer
 

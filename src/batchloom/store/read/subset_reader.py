@@ -1,46 +1,25 @@
 """Base class of the readers of a subset, and the lengths they read."""
 
 from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, final
-from weakref import WeakValueDictionary
+from typing import Protocol, final
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreError, TokenizerError
-from batchloom.core.files import describe_os_error
+from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.store.format.layout import TOKENIZER_NAME, compute_checksum
-from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
-from batchloom.store.format.media_index import MediaRows, map_media
-from batchloom.store.format.shard_columns import read_columns
+from batchloom.store.format.manifest import Manifest
 from batchloom.store.format.shard_sidecars import (
-    DocumentFields,
     LossMask,
     LossWeights,
-    PairIndex,
-    PartTable,
-    ProvenanceTable,
-    make_part_table,
-    map_fields,
     map_mask,
-    map_pair_index,
-    map_provenance,
     map_weights,
 )
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
-from batchloom.tokens import Tokenizer, restore_tokenizer
+from batchloom.store.read.subset_files import Ids, SubsetFiles
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Ids = NDArray[np.int64]
 _CHUNK_DOCUMENTS = 1 << 12
-_RESTORE_REMEDY = "restore it from the original store"
 
 
 class LengthReader(Protocol):
@@ -85,13 +64,10 @@ class FilteredLengths:
         return np.where(self._is_chosen(numbers), self.all_lengths.slice(start, stop), np.uint32(0))
 
 
-class SubsetReader:
+class SubsetReader(SubsetFiles):
     """Reader of one subset of a local, remote or synthetic store, or of a prefix.
 
     Attributes:
-        name: address of the store without credentials, for messages.
-        manifest: the store's manifest; None for a bare prefix.
-        table: shards of the subset; none for synthetic data.
         dtype: dtype of a token on disk.
         lengths: lengths of all documents of the subset.
         tokens: number of tokens of the subset.
@@ -115,8 +91,8 @@ class SubsetReader:
         lengths: LengthReader,
         removed: Ids,
     ) -> None:
-        self.name, self.manifest, self.split = name, manifest, split
-        self.table, self.dtype, self.lengths, self.removed = table, dtype, lengths, removed
+        super().__init__(name, manifest, split, table)
+        self.dtype, self.lengths, self.removed = dtype, lengths, removed
         # Documents that a later generation removed, and their trained tokens: the manifest counts them.
         self.removed_later, self.trained_removed = np.empty(0, np.int64), 0
         self.tokens = sum(location.bytes for location in table.locations) // dtype.itemsize
@@ -136,16 +112,6 @@ class SubsetReader:
         self.removed = np.union1d(self.removed, further)
         self.masked = self.masked or bool(self.removed.size)
 
-    def _list_shards_with(self, suffix: str) -> list[int]:
-        """Return the shards that have a file of this suffix."""
-        shards = self.manifest.subsets[self.split].shards if self.manifest else ()
-        return [number for number, shard in enumerate(shards) if suffix in shard.checksums]
-
-    @cached_property
-    def part_table(self) -> PartTable:
-        """Parts of the sources that the manifest lists; none for a bare prefix."""
-        return make_part_table(self.manifest.sources if self.manifest else ())
-
     @property
     def mapped(self) -> MappedShards | None:
         return None
@@ -164,13 +130,6 @@ class SubsetReader:
         if self.manifest is None:
             return self.tokens
         return self.manifest.subsets[self.split].trained_tokens - self.trained_removed
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the subset's content, 32 hex digits."""
-        if self.manifest is None:
-            raise AssertionError("the reader of a bare prefix computes its own")
-        return compute_subset_fingerprint(self.manifest, self.split)
 
     def limit_mapped(self, shards: int) -> None:
         """Limit the number of mapped shards, to leave file descriptors to other stores."""
@@ -235,72 +194,6 @@ class SubsetReader:
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Fetch documents, ascending, with their blocks; do nothing for local data."""
 
-    def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
-        """Return the path of a file of a shard, for messages, and its content."""
-        raise NotImplementedError
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
-        path, view = self._open_file(shard, ".docs")
-        provenance, documents = map_provenance(path, view), self.table.locations[shard].documents
-        if len(provenance) != documents:
-            raise StoreError(
-                f"{path} has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
-                "run batchloom check on it."
-            )
-        return self._check_parts(provenance if rows is None else provenance.take(rows))
-
-    def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of a preference store."""
-        path, view = self._open_file(shard, ".pairs")
-        objective = self.manifest.objective if self.manifest else ""
-        return map_pair_index(path, self.table.locations[shard].documents, objective, view)
-
-    def media(self, shard: int) -> MediaRows:
-        """Read the media index of a shard that has one."""
-        path, view = self._open_file(shard, ".media")
-        return map_media(path, self.table.locations[shard].documents, view)
-
-    def fields(self, shard: int) -> DocumentFields:
-        """Read the columns that the documents of a shard carry."""
-        path, view = self._open_file(shard, ".fields")
-        return map_fields(path, self.table.locations[shard].documents, view)
-
-    def columns(self, shard: int, rows: Ids | None = None) -> "pa.Table":
-        """Read the columns of rows of a shard that has some, of all if ``rows`` is None."""
-        path, view = self._open_file(shard, ".parquet")
-        return read_columns(path, view, self.table.locations[shard].documents, rows)
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
-        raise NotImplementedError
-
-    def file(self, name: str) -> bytes:
-        """Read a small file of the store; raises FileNotFoundError."""
-        raise NotImplementedError
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the current manifest of a generation, or of the newest if None.
-
-        Raises as ``open_store``.
-        """
-        raise NotImplementedError
-
-    def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer; raises as ``Store.tokenizer``."""
-        if self.manifest is None:
-            raise StoreError(f"{self.name} is a bare Megatron prefix: it does not say which tokenizer made it.")
-        return _load_tokenizer(self.file, self.name, self.manifest.tokenizer)
-
-    def _check_parts(self, provenance: ProvenanceTable) -> ProvenanceTable:
-        """Return ``provenance`` after checking that the manifest lists all its parts."""
-        if len(provenance) and int(provenance.parts.max()) >= len(self.part_table.records):
-            raise StoreError(
-                f"{self.name}: a document names a part of its sources that the manifest does not list. The store is "
-                "damaged: run batchloom check on it."
-            )
-        return provenance
-
 
 def make_span_error(store_name: object, document: int, tokens: int, stop: int) -> StoreError:
     """Build the error for a token range that ends beyond its document."""
@@ -329,40 +222,3 @@ def count_trained_tokens(
         masks = mask(numbers, np.zeros_like(numbers), lengths.take(numbers).astype(np.int64))
         trained += sum(int(np.count_nonzero(flags)) for flags in masks)
     return trained
-
-
-# Tokenizers in use by the checksum of their file: a mixture of a thousand stores has one, which takes a second to load.
-_LOADED_TOKENIZERS: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
-
-
-def _load_tokenizer(read_file: Callable[[str], bytes], store_name: str, entry: TokenizerEntry) -> Tokenizer:
-    """Load the tokenizer of a store and check it against the manifest."""
-    path = f"{store_name}/{TOKENIZER_NAME}"
-    try:
-        data = read_file(TOKENIZER_NAME)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
-    key = compute_checksum(data)
-    tokenizer = _LOADED_TOKENIZERS.get(key)
-    if tokenizer is None:
-        tokenizer = _LOADED_TOKENIZERS[key] = _restore_tokenizer(data, path)
-    if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (entry.vocab_size, entry.end_id, entry.bos_id):
-        raise StoreError(
-            f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
-            f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
-        )
-    if tokenizer.fingerprint != entry.fingerprint:
-        raise StoreError(
-            f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says {entry.fingerprint}: it is another "
-            "tokenizer."
-        )
-    return tokenizer
-
-
-def _restore_tokenizer(data: bytes, path: str) -> Tokenizer:
-    try:
-        return restore_tokenizer(orjson.loads(data))
-    except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error

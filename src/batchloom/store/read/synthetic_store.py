@@ -25,7 +25,8 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.shard_sidecars import ProvenanceTable
 from batchloom.store.read.mapped_shards import ShardTable
-from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
+from batchloom.store.read.subset_files import Ids
+from batchloom.store.read.subset_reader import SubsetReader, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer
 
 # Name of the only subset of synthetic data that is not written to a store.
