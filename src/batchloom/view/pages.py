@@ -113,7 +113,7 @@ class Pages:
         ]
 
     def _open(self, request: Request) -> tuple[Store, dict[str, Any]]:
-        """Open the store that a request names; return the values that its page needs."""
+        """Open the store that a request names; return the values of the frame of its page."""
         self._target.require_data()
         source = request.query_params.get("source") or self._target.source_names[0]
         store = self._target.open_store(source, request.query_params.get("split", ""))
@@ -131,8 +131,8 @@ class Pages:
         """Show what a store is, its sources and lengths, and what preparation removed."""
         if self._target.kind == "run" and self._target.read_run().fault:
             return RedirectResponse("/run", 303)
-        store, values = self._open(request)
-        values |= {"overview": make_overview(store), "stores": self._list_stores()}
+        store, frame = self._open(request)
+        values = {**frame, "overview": make_overview(store), "stores": self._list_stores()}
         response = respond("overview.html.j2", values)
         # Most readers open a document next, and a large vocabulary takes a second to load.
         response.background = BackgroundTask(_load_tokenizer, store)
@@ -147,10 +147,7 @@ class Pages:
 
     def show_documents(self, request: Request) -> Response:
         """Show the list of documents, filtered and searched."""
-        store, values = self._open(request)
-        files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
-        choices: dict[str, Any] = {"files": files, "sides": list_sides(store), "media": _list_media(store)}
-        choices |= {"modes": _SEARCH_MODES, "searched_tokens": MAX_SEARCHED_TOKENS}
+        store, frame = self._open(request)
         fault = ""
         try:
             results = _search(store, request)
@@ -158,13 +155,22 @@ class Pages:
             # The reader corrects the form on the same page.
             fault = str(error)
             results = {"documents": [], "next_document": None, "parameters": _read_parameters(request), "start": ""}
-        status = 400 if fault else 200
-        return respond("documents.html.j2", {**values, **choices, **results, "fault": fault}, status=status)
+        values = {
+            **frame,
+            **results,
+            "fault": fault,
+            "files": [source.name for source in store.manifest.sources[:1000]] if store.manifest else [],
+            "sides": list_sides(store),
+            "media": _list_media(store),
+            "modes": _SEARCH_MODES,
+            "searched_tokens": MAX_SEARCHED_TOKENS,
+        }
+        return respond("documents.html.j2", values, status=400 if fault else 200)
 
     def show_more_documents(self, request: Request) -> Response:
         """Show further rows of the list, which the page appends."""
-        store, values = self._open(request)
-        values |= _search(store, request)
+        store, frame = self._open(request)
+        values = {**frame, **_search(store, request)}
         here = make_address("/documents", values["selection"], values["parameters"], {"start": values["start"]})
         # Back from a document leads to the part of a long search that has the first matches.
         is_first = values["documents"] and "listed" not in request.query_params
@@ -172,20 +178,21 @@ class Pages:
 
     def show_document(self, request: Request) -> Response:
         """Show a part of a document as text or tokens, with its loss and its origin."""
-        store, values = self._open(request)
+        store, frame = self._open(request)
         number = check_number(store, request.path_params["number"])
         at, text = read_number(request, "at", 0), request.query_params.get("find", "")
         if text and "at" not in request.query_params:
             conditions = DocumentFilter(text=text, regex=request.query_params.get("mode") == "regex")
             at = find_text(store, number, conditions)
-        details = {
+        values = {
+            **frame,
             **describe_document(store, number, at),
             "row_start": read_number(request, "from", 0),
             "row_stop": read_number(request, "to", 0),
             "as_tokens": request.query_params.get("as") == "tokens",
             "step": WINDOW_TOKENS,
         }
-        return respond("document.html.j2", {**values, **details})
+        return respond("document.html.j2", values)
 
     def copy_document(self, request: Request) -> Response:
         """Return a part of a document as JSON."""
@@ -211,28 +218,35 @@ class Pages:
 
     def show_copies(self, request: Request) -> Response:
         """Show equal and similar documents, which the page of a document appends."""
-        store, values = self._open(request)
+        store, frame = self._open(request)
         number = check_number(store, request.path_params["number"])
         start = read_number(request, "start", 0)
         search = find_copies(store, number, start)
-        numbers = [copy.number for copy in search.copies]
-        values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
-        values["documents"] = _list_documents(store, numbers, {})
+        dropped, dropped_fault = None, ""
         if not start:
-            values["dropped_fault"] = ""
             try:
-                values["dropped"] = read_dropped_copies(store, number)
+                dropped = read_dropped_copies(store, number)
             except StoreError as error:
-                values["dropped_fault"] = str(error)
+                dropped_fault = str(error)
+        values = {
+            **frame,
+            "number": number,
+            "search": search,
+            "first": not start,
+            "has_signatures": has_signatures(store),
+            "documents": _list_documents(store, [copy.number for copy in search.copies], {}),
+            "dropped": dropped,
+            "dropped_fault": dropped_fault,
+        }
         return respond("copies.html.j2", values)
 
     def show_dropped_copies(self, request: Request) -> Response:
         """Show further rows of dropped duplicates, which the page of a document appends."""
-        store, values = self._open(request)
+        store, frame = self._open(request)
         number = check_number(store, request.path_params["number"])
         start = read_number(request, "start", 0)
-        values |= {"number": number, "dropped": read_dropped_copies(store, number, start)}
-        return respond("dropped_copies.html.j2", values)
+        dropped = read_dropped_copies(store, number, start)
+        return respond("dropped_copies.html.j2", {**frame, "number": number, "dropped": dropped})
 
     def show_medium(self, request: Request) -> Response:
         """Return an image, a sound or a video frame of a document."""
@@ -243,15 +257,16 @@ class Pages:
 
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
-        store, values = self._open(request)
+        store, frame = self._open(request)
         choice = read_choice(request, self._target.choice)
         plan = self._target.make_plan(choice)
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            values |= {"step": step, "choice": choice.parameters}
+            values = {**frame, "step": step, "choice": choice.parameters}
             return respond("counting.html.j2", values, headers=RELOAD_HEADERS)
-        details = {
+        values = {
+            **frame,
             **describe_step(plan, step, first, PACKING_ROWS),
             "choice": choice.parameters,
             # A mixture and a run name a subset for each source.
@@ -260,11 +275,11 @@ class Pages:
             "packings": list_packings(store),
             "is_counted": is_counted,
         }
-        return respond("packing.html.j2", {**values, **details})
+        return respond("packing.html.j2", values)
 
     def show_strategies(self, request: Request) -> Response:
         """Compare packing strategies and sequence lengths on the same documents."""
-        store, values = self._open(request)
+        store, frame = self._open(request)
         choice = read_choice(request, self._target.choice)
         lengths = (max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2)
         pairs = [
@@ -275,7 +290,7 @@ class Pages:
             (seq_len, measure_packing(store, packing=packing, seq_len=seq_len, most_pools=1))
             for packing, seq_len in pairs
         ]
-        return respond("strategies.html.j2", {**values, "table": table, "choice": choice})
+        return respond("strategies.html.j2", {**frame, "table": table, "choice": choice})
 
 
 def _load_tokenizer(store: Store) -> None:
