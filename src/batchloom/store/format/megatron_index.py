@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import describe_os_error, open_regular_file
+from batchloom.core.files import describe_os_error, open_regular_file, release_pages
 from batchloom.core.native import MAPPED_FILES_SOURCE, find_library
 from batchloom.store.format.layout import DTYPE_CODES
 
@@ -67,6 +67,73 @@ class MegatronIndex:
     pointers: NDArray[np.int64]  # byte offset of each sequence in the ``.bin``, int64 [S]
     documents: NDArray[np.int64]  # first sequence of each document, and S at the end, int64 [D]
     size: int  # size of the ``.idx`` in bytes
+    path: Path  # path of the ``.idx``
+
+    def iter_chunks(self) -> Iterator[slice]:
+        """Yield slices that cover all sequences of the index.
+
+        Each is released from memory before the next: an index of a billion documents has 20 GB.
+        """
+        for start in range(0, len(self.lengths), _CHUNK_DOCUMENTS):
+            yield slice(start, start + _CHUNK_DOCUMENTS)
+            release_pages(self.lengths)
+
+    def has_one_sequence_each(self) -> bool:
+        """Return whether every document is exactly one sequence."""
+        if len(self.documents) != len(self.lengths) + 1:
+            return False
+        for rows in self.iter_chunks():
+            document_starts = self.documents[rows]
+            if not np.array_equal(document_starts, np.arange(rows.start, rows.start + len(document_starts))):
+                return False
+        return True
+
+    def sum_sequence_lengths(self) -> NDArray[np.uint32]:
+        """Return the tokens of documents of any number of sequences."""
+        if (np.diff(self.documents) < 0).any():
+            raise StoreError(
+                f"{self.path} has document bounds that run backwards; it is damaged. Make it again from its source."
+            )
+        ends = self.pointers + self.lengths.astype(np.int64) * self.dtype.itemsize
+        is_inner = np.ones(max(len(ends) - 1, 0), bool)
+        first = self.documents[:-1]
+        is_inner[first[(first > 0) & (first < len(ends))] - 1] = False
+        if (ends[:-1] != self.pointers[1:])[is_inner].any():
+            raise StoreError(
+                f"{self.path} has a document whose sequences are not consecutive; merge it again with Megatron's own "
+                "tools."
+            )
+        token_offsets = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=token_offsets[1:])
+        return np.diff(token_offsets[self.documents]).astype(np.uint32)
+
+    def refuse_overlap(self) -> None:
+        """Refuse an index whose sequences do not cover each byte of the ``.bin`` once.
+
+        Sequences may be in any order. The total size was compared before, so that a gap implies an overlap or a
+        sequence outside the file.
+        """
+        expected = 0
+        for row_slice in self.iter_chunks():
+            sizes = self.lengths[row_slice].astype(np.int64) * self.dtype.itemsize
+            ends = expected + np.cumsum(sizes)
+            if not np.array_equal(self.pointers[row_slice], ends - sizes):
+                break
+            expected = int(ends[-1])
+        else:
+            return
+        # Empty sequences may point anywhere.
+        nonempty = np.flatnonzero(self.lengths)
+        order = nonempty[np.argsort(self.pointers[nonempty], kind="stable")]
+        sizes = self.lengths[order].astype(np.int64) * self.dtype.itemsize
+        wrong = np.flatnonzero(self.pointers[order] != np.cumsum(sizes) - sizes)
+        if wrong.size:
+            sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+            raise StoreError(
+                f"{self.path} points sequence {sequence} to byte {self.pointers[sequence]} of the .bin, but the one "
+                f"before it ends at {expected_byte}: sequences overlap or leave gaps, so documents hold tokens of "
+                "others. Make the prefix again from its source."
+            )
 
 
 def map_index(path: Path) -> MegatronIndex:
@@ -98,6 +165,7 @@ def map_index(path: Path) -> MegatronIndex:
         pointers=np.frombuffer(view, "<i8", sequences, at_pointers),
         documents=bounds,
         size=len(view),
+        path=path,
     )
 
 

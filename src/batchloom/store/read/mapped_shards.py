@@ -7,7 +7,7 @@ import struct
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import describe_os_error, open_regular_file, release_pages
+from batchloom.core.files import describe_os_error, open_regular_file
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.megatron_index import HEADER, MegatronIndex, map_file, map_index
+from batchloom.store.format.megatron_index import HEADER, map_file, map_index
 from batchloom.store.format.shard_sidecars import NO_FLAGS, LossMask, LossWeights, get_address
 
-_CHUNK_DOCUMENTS, _LARGE_INDEX = 1 << 20, 1 << 22
+_LARGE_INDEX = 1 << 22
 _MAX_MAPPED = 2048
 _SPARE_FILES = 256
 _EDGE_BYTES = 1 << 20
@@ -222,21 +222,21 @@ def map_prefix(stem: Path) -> tuple[MappedShard, IndexBlocks | None]:
             "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
     itemsize = index.dtype.itemsize
-    for row_slice in _iter_chunks(index):
+    for row_slice in index.iter_chunks():
         if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
                 "Make it again from its source."
             )
-    is_plain = _is_one_sequence_each(index)
-    lengths = index.lengths.view("<u4") if is_plain else _sum_sequence_lengths(index, stem)
+    is_plain = index.has_one_sequence_each()
+    lengths = index.lengths.view("<u4") if is_plain else index.sum_sequence_lengths()
     view = map_file(stem.with_name(stem.name + ".bin"))
-    needed = sum(int(index.lengths[rows].sum(dtype=np.int64)) for rows in _iter_chunks(index)) * itemsize
+    needed = sum(int(index.lengths[rows].sum(dtype=np.int64)) for rows in index.iter_chunks()) * itemsize
     if len(view) != needed:
         raise StoreError(
             f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
         )
-    _refuse_overlap(index, stem)
+    index.refuse_overlap()
     pointers = index.pointers
     if not is_plain:
         # An empty document at the end may point past the last sequence; its pointer is never read.
@@ -262,75 +262,6 @@ def collect_addresses(shards: Sequence[MappedShard], flags: Sequence[LossMask | 
     """
     flag_addresses = b"".join([NO_FLAGS if flag_file is None else flag_file.address for flag_file in flags])
     return ShardAddresses(b"".join([shard.address for shard in shards]), flag_addresses or None, (*shards, *flags))
-
-
-def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
-    """Refuse an index whose sequences do not cover each byte of the ``.bin`` once.
-
-    Sequences may be in any order. The total size was compared before, so that a gap implies an overlap or a sequence
-    outside the file.
-    """
-    expected = 0
-    for row_slice in _iter_chunks(index):
-        sizes = index.lengths[row_slice].astype(np.int64) * index.dtype.itemsize
-        ends = expected + np.cumsum(sizes)
-        if not np.array_equal(index.pointers[row_slice], ends - sizes):
-            break
-        expected = int(ends[-1])
-    else:
-        return
-    # Empty sequences may point anywhere.
-    nonempty = np.flatnonzero(index.lengths)
-    order = nonempty[np.argsort(index.pointers[nonempty], kind="stable")]
-    sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
-    wrong = np.flatnonzero(index.pointers[order] != np.cumsum(sizes) - sizes)
-    if wrong.size:
-        sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
-        raise StoreError(
-            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, but the one "
-            f"before it ends at {expected_byte}: sequences overlap or leave gaps, so documents hold tokens of "
-            "others. Make the prefix again from its source."
-        )
-
-
-def _is_one_sequence_each(index: MegatronIndex) -> bool:
-    """Return whether every document of a foreign index is exactly one sequence."""
-    if len(index.documents) != len(index.lengths) + 1:
-        return False
-    for rows in _iter_chunks(index):
-        document_starts = index.documents[rows]
-        if not np.array_equal(document_starts, np.arange(rows.start, rows.start + len(document_starts))):
-            return False
-    return True
-
-
-def _iter_chunks(index: MegatronIndex) -> Iterator[slice]:
-    """Yield slices that cover all sequences of an index.
-
-    Each is released from memory before the next: an index of a billion documents has 20 GB.
-    """
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        yield slice(start, start + _CHUNK_DOCUMENTS)
-        release_pages(index.lengths)
-
-
-def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
-    """Return the tokens of documents of any number of sequences."""
-    if (np.diff(index.documents) < 0).any():
-        raise StoreError(
-            f"{stem}.idx has document bounds that run backwards; it is damaged. Make it again from its source."
-        )
-    ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
-    is_inner = np.ones(max(len(ends) - 1, 0), bool)
-    first = index.documents[:-1]
-    is_inner[first[(first > 0) & (first < len(ends))] - 1] = False
-    if (ends[:-1] != index.pointers[1:])[is_inner].any():
-        raise StoreError(
-            f"{stem}.idx has a document whose sequences are not consecutive; merge it again with Megatron's own tools."
-        )
-    token_offsets = np.zeros(len(index.lengths) + 1, np.int64)
-    np.cumsum(index.lengths, out=token_offsets[1:])
-    return np.diff(token_offsets[index.documents]).astype(np.uint32)
 
 
 def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], sidecars: Collection[str]) -> str:
