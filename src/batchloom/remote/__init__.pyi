@@ -34,7 +34,6 @@ from .client import (
     iter_web_file as iter_web_file,
     list_remote_files as list_remote_files,
     make_html_page_error as make_html_page_error,
-    make_no_ranges_error as make_no_ranges_error,
     make_stat_result as make_stat_result,
     prefetch_items as prefetch_items,
     prefetch_status as prefetch_status,

@@ -113,6 +113,18 @@ class PlanPages:
         }
         done = self._target.count_done_steps()
         end = max(done or 0, 1) if is_endless(plan) else forecast.steps
+        last = min(parameters["to"] or end, end - 1)
+        is_counted = self._target.has_counts(plan)
+        if is_counted or not parameters["document"]:
+            last_step = _limit_search(plan, forecast, parameters["source"] or None, done)
+            search = _find_document(plan, request, last_step)
+        else:
+            search = {"served": (), "unserved": (), "search_fault": COUNTING_NOTE}
+        step = read_number(request, "step", 0)
+        if is_counted or is_near(plan, step):
+            ranks = _show_ranks(plan, request)
+        else:
+            ranks = {"step": step, "world_size": parameters["ranks"] or 1, "loads": [], "ranks_fault": COUNTING_NOTE}
         values = {
             "target": self._target,
             "selection": {"split": choice.split},
@@ -128,21 +140,12 @@ class PlanPages:
             "packing_rows": PACKING_ROWS,
             "split": choice.split if self._target.kind == "store" else "",
             "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
+            **_draw_shares(plan, forecast, parameters["from"] or 0, last + 1),
+            **search,
+            **_assign_worker(request, step, done or 0),
+            **ranks,
         }
-        last = min(parameters["to"] or end, end - 1)
-        values |= _draw_shares(plan, forecast, parameters["from"] or 0, last + 1)
-        is_counted = self._target.has_counts(plan)
-        if is_counted or not parameters["document"]:
-            values |= _find_document(plan, request, _limit_search(plan, forecast, parameters["source"] or None, done))
-        else:
-            values |= {"served": (), "unserved": (), "search_fault": COUNTING_NOTE}
-        step = read_number(request, "step", 0)
-        values |= _assign_worker(request, step, done or 0)
-        if is_counted or is_near(plan, step):
-            values |= _show_ranks(plan, request)
-        else:
-            values |= {"step": step, "world_size": parameters["ranks"] or 1, "loads": [], "ranks_fault": COUNTING_NOTE}
-        waits = COUNTING_NOTE in (values["search_fault"], values["ranks_fault"])
+        waits = COUNTING_NOTE in (search["search_fault"], ranks["ranks_fault"])
         return respond("plan.html.j2", values, headers=RELOAD_HEADERS if waits else None)
 
 
