@@ -222,7 +222,7 @@ def near(size: Size, clock: Clock) -> None:
     clock.tell("a state, where one rank has read on alone", lambda: made.state(position))
     state = clock.tell("a state again", lambda: json.dumps(made.state(position)))
     print(f"  {'a state is':66} {len(str(state)) / 1024:9.0f} KiB")
-    fresh = Plan(made.orders.data, made.spec)
+    fresh = Plan(made.data, made.spec)
     clock.tell(
         "resuming in a new process (a plan made before)",
         lambda: fresh.resume(json.loads(str(state))),
@@ -276,7 +276,7 @@ def far(size: Size, clock: Clock) -> None:
     clock.tell("any step of any rank of its world (explain, without text)", step_of_a_rank, 100)
     position = plan.positions_of(steps[0])[0]
     state = clock.tell("a state at any step", lambda: plan.state(position))
-    fresh = Plan(plan.orders.data, plan.spec)
+    fresh = Plan(plan.data, plan.spec)
     print("  a new process, without the table, from that state")
     clock.tell("   its journal", lambda: with_journal(fresh, state))
     resumed = with_journal(fresh, state)

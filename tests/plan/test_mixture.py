@@ -668,7 +668,7 @@ def test_a_thousand_sources_hold_their_shares(sources, lanes):
     served_sources = rows.sources[rows.pointers[:-1]]
     assert served_sources.tolist() == segment.at(np.arange(*plan.positions_of(step)))[0].tolist()
     state = plan.state(plan.positions_of(step)[0])
-    resumed = Plan(plan.orders.data, spec)
+    resumed = Plan(plan.data, spec)
     assert resumed.resume(state) == plan.positions_of(step)[0]
     assert list_rows(resumed.rows(*plan.positions_of(step))) == list_rows(rows)
 

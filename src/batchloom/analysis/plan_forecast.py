@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value
-from batchloom.plan import Mixture, Plan, check_world, compute_min_sequences, count_sequences
+from batchloom.plan import Plan, check_world, compute_min_sequences, count_sequences
 from batchloom.plan.order import AssumedStore, SourceCut, SourceOrder, SourceOrders
 from batchloom.plan.packing import CUTTING_STRATEGIES, Rows, align_lengths
 from batchloom.store import Store
@@ -372,7 +372,7 @@ def forecast_plan(
         world_size=world_size,
         hours=token_slots / tokens_per_second / 3600 if tokens_per_second else None,
         sources=sources,
-        shares=_list_effective_shares(run) if isinstance(plan_copy.orders.data, Mixture) else (),
+        shares=_list_effective_shares(run) if plan_copy.mixture is not None else (),
     )
 
 
@@ -402,7 +402,7 @@ def _copy_plan(plan: Plan) -> Plan:
     large.
     """
     if plan.spec.lanes > 1 and plan.segments[-1].era:
-        return Plan(plan.orders.data, replace(plan.spec, lanes=1), plan.edits)
+        return Plan(plan.data, replace(plan.spec, lanes=1), plan.edits)
     return copy.copy(plan)
 
 
@@ -635,7 +635,7 @@ def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
 def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | None, float | None]:
     """Return weight and effective share at the start, in the unit of the mixture."""
     plan, orders = run.plan, run.orders
-    if not isinstance(orders.data, Mixture):
+    if plan.mixture is None:
         return None, None
     weights = orders.shares.compute(plan.segments[0].weights)
     segment, _ = run.served.segments[0]
@@ -648,6 +648,6 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
             "documents": order.pools.served_documents / order.counts.sequences,
             "epochs": 1 / order.counts.sequences,
         }
-        amounts[source_number] = count * amounts_per_sequence[orders.data.unit]
+        amounts[source_number] = count * amounts_per_sequence[plan.mixture.unit]
     total = sum(amounts.values())
     return weights.get(plan.names[number], 0.0), amounts.get(number, 0.0) / total

@@ -306,7 +306,7 @@ def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
 def _describe_run(run: TrainRun) -> dict[str, Any]:
     """Return the fingerprints that must not change, and the location of the data."""
     plan = run.loader.plan
-    if run.loader.streamed or not isinstance(plan.orders.data, Mixture):
+    if run.loader.streamed or plan.mixture is None:
         location = describe_store_location(run.store)
         if run.folder.is_data_temporary:
             del location["path"]
@@ -315,7 +315,7 @@ def _describe_run(run: TrainRun) -> dict[str, Any]:
     return {
         "mixture": plan.identity["mixture"],
         "sources": plan.identity["sources"],
-        "places": {name: describe_store_location(store) for name, store in get_stores(plan.orders.data).items()},
+        "places": {name: describe_store_location(store) for name, store in get_stores(plan.mixture).items()},
     }
 
 
@@ -374,7 +374,7 @@ def _list_allowed_changes(
 def _announce_run(run: TrainRun, done: int) -> None:
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
     plan, share = run.loader.plan, run.loader.share_at(0)
-    is_single_store = not run.loader.streamed and not isinstance(plan.orders.data, Mixture)
+    is_single_store = not run.loader.streamed and plan.mixture is None
     # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)
     sequences = plan.orders.sequences_per_epoch if is_counted else 0
@@ -433,8 +433,8 @@ def describe_mixture(plan: Plan, steps: int) -> list[str]:
         steps: number of steps of the run.
     """
     lines = []
-    if isinstance(plan.orders.data, Mixture):
-        lines = _list_mixture_lines(plan, plan.orders.data.exhausted, steps)
+    if plan.mixture is not None:
+        lines = _list_mixture_lines(plan, plan.mixture.exhausted, steps)
     if plan.journal:
         last = plan.journal[-1]
         note = f" ({last['note']})" if "note" in last else ""

@@ -25,7 +25,7 @@ from batchloom.analysis import (
     sort_by_rank,
 )
 from batchloom.core.errors import BatchloomError, InputError
-from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs
+from batchloom.plan import Plan, compute_imbalance, compute_row_costs
 from batchloom.plan.packing import Rows
 from batchloom.view.curves import ShareColumn
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
@@ -154,7 +154,7 @@ def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> d
     if first >= stop:
         raise InputError(f"from: step {first:,} is after step {stop - 1:,}, where the range ends")
     changes = _list_changes(plan, forecast, first, stop)
-    if not isinstance(plan.orders.data, Mixture):
+    if plan.mixture is None:
         return {"columns": [], "changes": changes, "first": first, "stop": stop, "deviations": {}}
     windows = forecast_shares(plan, first, stop, windows=_WINDOWS)
     totals: dict[str, int] = {}

@@ -276,7 +276,7 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
     stores, bans = require_open_stores(plan.stores), any(segment.bans for segment in plan.segments)
     for store in stores.values():
         check_next_token_objective(store)
-    is_single = not isinstance(plan.orders.data, Mixture) and not bans
+    is_single = plan.mixture is None and not bans
     return next(iter(stores.values())) if is_single else CombinedStore(stores, bans=bans)
 
 
@@ -512,8 +512,8 @@ def check_edit_keeps_media(plan: Plan) -> None:
 
 def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     """Reject settings that documents with media do not allow."""
-    mixed = isinstance(plan.orders.data, Mixture)
-    source_specs = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
+    mixed = plan.mixture is not None
+    source_specs = plan.mixture.sources if plan.mixture is not None else {}
     for name, store in plan.stores.items():
         if not (isinstance(store, Store) and has_media(store)):
             continue

@@ -317,7 +317,7 @@ def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step:
 
 def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: dict[str, Any]) -> tuple[Plan, int]:
     if missing_documents:
-        bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
+        bare = Plan(plan.data, plan.spec, (), plan.orders)
         plan = bare if plan.edits == ban_missing_documents(bare, missing_documents, 0).edits else plan
     plan = with_journal(plan, state)
     position = plan.resume(state)

@@ -288,6 +288,7 @@ class LanePlan:
             raise make_lane_order_error("cannot be grouped by length")
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
         self.stores, self.edits = {SOURCE: store}, ()
+        self.mixture = None
         if spec.steps is None:
             raise PlanError("A plan in the order of lanes does not take epochs. Give steps.")
         if int(bounds[-1]) != store.lengths.size or (np.diff(bounds) < 0).any():

@@ -324,6 +324,8 @@ class Plan:
     Attributes:
         spec: as given, with the pool size chosen.
         edits: as given.
+        data: as given.
+        mixture: the mixture; None for a plan of one store.
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
         orders: order of each source, its counts, and the timeline that serves them.
@@ -344,16 +346,18 @@ class Plan:
         previous_orders: SourceOrders | None = None,
     ) -> None:
         self.orders = SourceOrders(data, spec, edits, previous_orders)
+        self.data = data
+        self.mixture = data if isinstance(data, Mixture) else None
         self.spec, self.edits = self.orders.spec, self.orders.edits
         self.stores, self.names = self.orders.stores, self.orders.names
         self.run = RunPositions(self.orders)
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
-        return Plan, (self.orders.data, self.spec, self.edits)
+        return Plan, (self.data, self.spec, self.edits)
 
     def __copy__(self) -> "Plan":
         # The copy needs a new lock: after a fork, the lock of another thread may never be released.
-        return Plan(self.orders.data, self.spec, self.edits, self.orders)
+        return Plan(self.data, self.spec, self.edits, self.orders)
 
     def __repr__(self) -> str:
         spec = self.spec
@@ -374,7 +378,7 @@ class Plan:
             PlanError, SettingsError: an edit cannot be applied.
         """
         with self.orders.lock:
-            return Plan(self.orders.data, self.spec, (*self.edits, *edits), self.orders)
+            return Plan(self.data, self.spec, (*self.edits, *edits), self.orders)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
