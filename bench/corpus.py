@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.core.fingerprint import encode_canonical
+from batchloom.core.loss_weights import LossFlags
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store import (
     MANIFEST_NAME,
@@ -125,7 +126,8 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
     left = tokens
     while left:
         size = min(left, 1 << 24)
-        writer.append((rng.random(size, dtype=np.float32) ** 3 * VOCABULARY).astype("<u2"))
+        chunk = (rng.random(size, dtype=np.float32) ** 3 * VOCABULARY).astype("<u2")
+        writer.append(chunk, LossFlags.all_trained(size))
         left -= size
     numbers = np.arange(count, dtype=np.uint64)
     origins = ProvenanceTable(np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32))

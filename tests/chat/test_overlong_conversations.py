@@ -18,10 +18,10 @@ def encode_and_decode(encoder, conversation, **rules):
     encoded = encode_conversations([conversation], encoder, ChatRecipe(prove=True, **rules))
     bounds = [0, *encoded.lengths.cumsum().tolist()]
     ranges = list(itertools.pairwise(bounds))
-    assert all(encoded.mask[a:b].any() for a, b in ranges)
+    assert all(encoded.flags.trained[a:b].any() for a, b in ranges)
     assert all(b - a <= rules["max_tokens"] for a, b in ranges)
     documents = [encoder.tokenizer.decode(encoded.ids[a:b]) for a, b in ranges]
-    trained = [encoder.tokenizer.decode(encoded.ids[a:b][encoded.mask[a:b]]) for a, b in ranges]
+    trained = [encoder.tokenizer.decode(encoded.ids[a:b][encoded.flags.trained[a:b]]) for a, b in ranges]
     return documents, trained, [fault.reason for fault in encoded.dropped]
 
 
@@ -52,11 +52,11 @@ def test_a_split_gives_every_part_with_trained_tokens(encoder, limit):
     (length,) = encode_conversations([LONG], encoder, ChatRecipe()).lengths
     encoded = encode_conversations([LONG], encoder, ChatRecipe())
     cuts = range(limit, int(length), limit)
-    parts = list(zip(np.split(encoded.ids, cuts), np.split(encoded.mask, cuts), strict=True))
+    parts = list(zip(np.split(encoded.ids, cuts), np.split(encoded.flags.trained, cuts), strict=True))
     expected = [(ids.tolist(), mask.tolist()) for ids, mask in parts if mask[1:].any()]
     split = encode_conversations([LONG], encoder, ChatRecipe(max_tokens=limit, overlong="split"))
     cuts = np.cumsum(split.lengths)[:-1]
-    split_parts = list(zip(np.split(split.ids, cuts), np.split(split.mask, cuts), strict=True))
+    split_parts = list(zip(np.split(split.ids, cuts), np.split(split.flags.trained, cuts), strict=True))
     assert [(a.tolist(), b.tolist()) for a, b in split_parts if a.size] == expected
     assert len(split.dropped) == len(parts) - len(expected)
     assert all(fault.reason.startswith("nothing to train: tokens ") for fault in split.dropped)
@@ -68,9 +68,9 @@ def test_truncation_keeps_one_end(encoder, overlong, limit):
     uncut = encode_conversations([LONG], encoder, ChatRecipe())
     kept = slice(limit) if overlong == "truncate" else slice(-limit, None)
     encoded = encode_conversations([LONG], encoder, ChatRecipe(max_tokens=limit, overlong=overlong))
-    trains = uncut.mask[kept][1:].any()
+    trains = uncut.flags.trained[kept][1:].any()
     assert encoded.ids.tolist() == (uncut.ids[kept].tolist() if trains else [])
-    assert encoded.mask.tolist() == (uncut.mask[kept].tolist() if trains else [])
+    assert encoded.flags.trained.tolist() == (uncut.flags.trained[kept].tolist() if trains else [])
     assert list(encoded.truncated) == ([0] if trains else [])
     assert [fault.rule for fault in encoded.dropped] == ([] if trains else ["nothing to train"])
 

@@ -59,7 +59,7 @@ def split_documents(encoded):
     bounds = [0, *np.cumsum(encoded.lengths).tolist()]
     documents = []
     for index, (begin, stop) in enumerate(itertools.pairwise(bounds)):
-        ids, mask = encoded.ids[begin:stop], encoded.mask[begin:stop]
+        ids, mask = encoded.ids[begin:stop], encoded.flags.trained[begin:stop]
         start = int(mask.argmax())
         assert mask[start:].all()
         identity = int(encoded.numbers[index]), int(encoded.sides[index])

@@ -145,7 +145,7 @@ def test_the_ids_are_those_of_apply_chat_template(tokenizers, hf_tokenizers, tmp
     spelled = [n for n, messages in enumerate(conversations) if "typed" in messages[-1]["content"]]
     documents = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     assert encoded.sides.tolist() == [PROMPT] * len(documents)
-    assert not encoded.mask.any()
+    assert not encoded.flags.trained.any()
     assert list(encoded.fields) == [prompts[number].fields for number in encoded.numbers.tolist()]
     if name == "metaspace":
         # A control token in a text needs a byte-level tokenizer.

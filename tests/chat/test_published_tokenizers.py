@@ -79,7 +79,7 @@ def test_gsm8k(encoder_and_hf_tokenizer, real_data):
     bounds = [0, *encoded.lengths.cumsum().tolist()]
     for n, row in enumerate(rows):
         document = slice(bounds[n], bounds[n + 1])
-        trained = encoder.tokenizer.decode(encoded.ids[document][encoded.mask[document]])
+        trained = encoder.tokenizer.decode(encoded.ids[document][encoded.flags.trained[document]])
         assert row["answer"].strip() in trained
         assert row["question"].strip() not in trained
 

@@ -33,7 +33,7 @@ def list_samples(encoder, messages, tools=None, **settings):
     bounds = np.concatenate([[0], np.cumsum(encoded.lengths, dtype=np.int64)])
     decode = encoder.tokenizer.decode
     return [
-        (decode(encoded.ids[start:stop]), decode(encoded.ids[start:stop][encoded.mask[start:stop]]))
+        (decode(encoded.ids[start:stop]), decode(encoded.ids[start:stop][encoded.flags.trained[start:stop]]))
         for start, stop in itertools.pairwise(bounds)
     ]
 
@@ -107,7 +107,7 @@ def list_split(encoder, trained=(), completion=None, **settings):
     encoded = encode_conversations([conversation], encoder, ChatRecipe(prove=True, reasoning="split", **settings))
     bounds = np.concatenate([[0], np.cumsum(encoded.lengths, dtype=np.int64)])
     texts = [
-        encoder.tokenizer.decode(encoded.ids[start:stop][encoded.mask[start:stop] != 0])
+        encoder.tokenizer.decode(encoded.ids[start:stop][encoded.flags.trained[start:stop] != 0])
         for start, stop in itertools.pairwise(bounds)
     ]
     return [[answer for answer in ("Four.", "Six.") if answer in text] for text in texts]

@@ -261,7 +261,7 @@ def test_a_label_of_another_task_is_ignored(values):
 
 def test_token_rows_lose_their_padding_and_keep_their_mask():
     _, row = read_record({"input_ids": [5, 6, 7]})
-    assert (row.ids.tolist(), row.trained) == ([5, 6, 7], None)
+    assert (row.ids.tolist(), row.flags.is_plain) == ([5, 6, 7], True)
     _, row = read_record(
         {
             "input_ids": [0, 5, 6, 7, 0],
@@ -269,11 +269,11 @@ def test_token_rows_lose_their_padding_and_keep_their_mask():
             "attention_mask": [0, 1, 1, 1, 0],
         }
     )
-    assert (row.ids.tolist(), row.trained.tolist()) == ([5, 6, 7], [False, True, True])
+    assert (row.ids.tolist(), row.flags.trained.tolist()) == ([5, 6, 7], [False, True, True])
     _, row = read_record({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]})
-    assert row.trained.tolist() == [False, True]
+    assert row.flags.trained.tolist() == [False, True]
     _, row = read_record({"input_ids": np.array([5, 6], np.uint16), "labels": np.array([-100, 6])})
-    assert (row.ids.tolist(), row.trained.tolist()) == ([5, 6], [False, True])
+    assert (row.ids.tolist(), row.flags.trained.tolist()) == ([5, 6], [False, True])
     _, row = read_record({"toks": {"ids": [5]}}, {"input_ids": "toks.ids"})
     assert row.ids.tolist() == [5]
 

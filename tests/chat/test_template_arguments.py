@@ -77,7 +77,7 @@ def test_only_what_an_argument_adds_to_the_generation_prompt_is_not_trained(toke
     encoded = encode(ChatEncoder(tokenizer, path), *conversations, train_on="assistant")
     starts = [0, *encoded.lengths.cumsum().tolist()]
     texts = [
-        tokenizer.decode(encoded.ids[start:stop][encoded.mask[start:stop]])
+        tokenizer.decode(encoded.ids[start:stop][encoded.flags.trained[start:stop]])
         for start, stop in itertools.pairwise(starts)
     ]
     empty_thought = "<think>\n\n</think>\n\n"
@@ -89,7 +89,7 @@ def test_only_what_an_argument_adds_to_the_generation_prompt_is_not_trained(toke
         "d<|im_end|>",
     ]
     encoded = encode(ChatEncoder(tokenizer, path, arguments=off), conversations[0], train_on="last")
-    assert tokenizer.decode(encoded.ids[encoded.mask]) == "d<|im_end|>"
+    assert tokenizer.decode(encoded.ids[encoded.flags.trained]) == "d<|im_end|>"
 
 
 def test_records_cannot_spell_control_tokens_in_arguments(tokenizers, template):

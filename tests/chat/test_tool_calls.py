@@ -103,7 +103,7 @@ def encoders(tokenizers):
 
 def decode_trained_spans(encoder, encoded):
     """Return the trained text of one document, one string per trained span."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.mask, [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.flags.trained, [0]])))
     return [encoder.tokenizer.decode(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
@@ -125,7 +125,7 @@ def test_calls_without_a_list_of_tools(encoders, template):
         encode_conversations([Conversation(TURNS, tools)], encoder, PROVED) for tools in ([TOOL], None)
     )
     assert decode_trained_spans(encoder, without_tools) == decode_trained_spans(encoder, with_tools)
-    assert "find" not in encoder.tokenizer.decode(without_tools.ids[: np.flatnonzero(without_tools.mask)[0]])
+    assert "find" not in encoder.tokenizer.decode(without_tools.ids[: np.flatnonzero(without_tools.flags.trained)[0]])
 
 
 def format_answer(template, message):

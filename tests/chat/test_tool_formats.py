@@ -51,11 +51,11 @@ def test_flags_and_the_completion_keep_their_turns(tokenizers):
     flags = [None, False, None, None, None, None, True]
     flagged = Conversation(TURNS, [TOOL], flags)
     encoded = encode(encoder, flagged, train_on="last")
-    assert tokenizer.decode(encoded.ids[encoded.mask]) == "Sunny.<|im_end|>"
+    assert tokenizer.decode(encoded.ids[encoded.flags.trained]) == "Sunny.<|im_end|>"
     encoded = encode(encoder, flagged)
-    assert tokenizer.decode(encoded.ids[encoded.mask]).startswith("Two:\nAction: find\n")
+    assert tokenizer.decode(encoded.ids[encoded.flags.trained]).startswith("Two:\nAction: find\n")
     encoded = encode(encoder, Conversation(TURNS, [TOOL], completion=6), train_on="completion")
-    assert tokenizer.decode(encoded.ids[encoded.mask]).strip() == "Sunny.<|im_end|>"
+    assert tokenizer.decode(encoded.ids[encoded.flags.trained]).strip() == "Sunny.<|im_end|>"
 
 
 NUMBER = "a call of f holds a number that JSON cannot hold"

@@ -13,7 +13,7 @@ import batchloom
 from batchloom.chat import detect_schema, make_record_reader, parse_mapping
 from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight, WeightedText
 from batchloom.core.errors import BatchloomError, InputError, SchemaError, SettingsError, UnusableRecordError
-from batchloom.core.loss_weights import LOSS_WEIGHTS, decode_loss_weights, encode_loss_weights
+from batchloom.core.loss_weights import LOSS_WEIGHTS, LossFlags, encode_loss_weights
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 
 NAN = math.nan
@@ -191,7 +191,7 @@ def test_the_weight_of_a_record(value, weight):
     segments = {"segments": SEGMENTS}
     assert read({**segments, "weight": value}) == replace(read(segments), weight=weight)
     tokens = {"input_ids": [1, 2, 3], "loss_weights": [0, 1, 2]}
-    assert decode_loss_weights(read({**tokens, "weight": value}).trained).tolist() == [0, weight, 2 * weight]
+    assert read({**tokens, "weight": value}).flags.weights.tolist() == [0, weight, 2 * weight]
     interleaved = {"text": ["a", {"type": "image", "image": "a.png"}], "weight": value}
     assert read(interleaved, media=True).weight == weight
     for record in (*CONVERSATIONS, text, segments, tokens):
@@ -298,8 +298,8 @@ TOKEN_ROW = {"input_ids": [5, 6, 7, 8]}
 )
 def test_weights_of_token_rows(columns, weights):
     row = read({**TOKEN_ROW, **columns})
-    assert decode_loss_weights(row.trained).tolist() == weights
-    assert (row.trained.dtype == bool) == set(weights).issubset({0, 1})
+    assert row.flags.weights.tolist() == weights
+    assert row.flags.has_weights != set(weights).issubset({0, 1})
 
 
 @pytest.mark.parametrize(
@@ -330,14 +330,14 @@ def test_the_codes_of_weights():
     assert not encode_loss_weights(hundredths)[1].any()
     for weight in (0.1 + 0.2, 1.05, 1.25, 1.5, 2, 2.95, 3.3, 9.9, 10, 11, 55):
         codes, rounded = encode_loss_weights(np.array([weight]))
-        assert decode_loss_weights(codes)[0] == pytest.approx(weight, rel=1e-6)
+        assert LossFlags.from_codes(codes).weights[0] == pytest.approx(weight, rel=1e-6)
         assert not rounded[0]
     for weight, stored in ((1e-9, 0.01), (0.123, 0.12), (1.02, 1), (1.03, 1.05), (3.04, 3), (54.6, 55)):
         codes, rounded = encode_loss_weights(np.array([weight]))
-        assert decode_loss_weights(codes)[0] == pytest.approx(stored)
+        assert LossFlags.from_codes(codes).weights[0] == pytest.approx(stored)
         assert rounded[0]
     # A trained flag is the code of its weight.
-    assert decode_loss_weights(np.array([False, True])).tolist() == [0, 1]
+    assert LossFlags.from_codes(np.array([False, True])).weights.tolist() == [0, 1]
 
 
 @pytest.fixture(params=["bytes", "metaspace"])
@@ -353,7 +353,7 @@ def encode(request, tokenizers, tmp_path):
         assert not made.faults, made.faults
         if not made.lengths.size:
             return made.dropped[0].reason
-        weights = decode_loss_weights(made.mask)
+        weights = made.flags.weights
         edges = [0, *(np.flatnonzero(np.diff(weights)) + 1).tolist(), weights.size]
         runs = [(round(float(weights[a]), 2), encoder.tokenizer.decode(made.ids[a:b])) for a, b in pairwise(edges)]
         return [(weight, text.lstrip(" ")) for weight, text in runs if weight]
@@ -459,7 +459,7 @@ def test_a_token_across_the_end_of_a_range_needs_two_characters_of_it(tokenizers
             shift = len(word) + 1
             message = assistant(content, train_detail=[detail(begin + shift, end + shift, train=True)])
             made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRecipe())
-            assert tokenizer.decode(made.ids[made.mask]).removesuffix(STOP) == (word if size > 1 else "")
+            assert tokenizer.decode(made.ids[made.flags.trained]).removesuffix(STOP) == (word if size > 1 else "")
 
 
 def test_contents_that_a_template_changes_have_no_ranges(tokenizers, tmp_path):

@@ -165,7 +165,7 @@ def test_text_parts_are_written_as_one_text(make_published_encoder, name):
         encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True)) for turns in (PARTS, AS_STRINGS)
     )
     assert parts.ids.tolist() == strings.ids.tolist()
-    assert parts.mask.tolist() == strings.mask.tolist()
+    assert parts.flags.trained.tolist() == strings.flags.trained.tolist()
     assert "Where is Oslo?" in encoder.tokenizer.decode(parts.ids)
     is_joined = name in ("qwen3", "llama3_1")
     assert any("text parts" in change for change in parts.altered) == is_joined
@@ -263,7 +263,7 @@ def test_arguments_are_converted_for_a_template_that_takes_one_form(make_publish
     encoded = encode_conversations([Conversation(*case)], encoder, ChatRecipe(prove=True))
     expected = encode_conversations([Conversation(*other)], encoder, ChatRecipe(prove=True))
     assert encoded.ids.tolist() == expected.ids.tolist()
-    assert encoded.mask.tolist() == expected.mask.tolist()
+    assert encoded.flags.trained.tolist() == expected.flags.trained.tolist()
     noted = "takes no JSON text as" if case is TEXT_CALL else "takes no objects as"
     assert [change for change in encoded.altered if noted in change]
     assert not [change for change in expected.altered if "as arguments of calls" in change]

@@ -40,7 +40,7 @@ def encoders(tokenizers, tmp_path_factory):
 
 def encode(encoder, turns, **rules):
     encoded = encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True, **rules))
-    return encoded, encoded.ids.tolist(), encoded.mask.astype(int).tolist()
+    return encoded, encoded.ids.tolist(), encoded.flags.trained.astype(int).tolist()
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -122,7 +122,7 @@ def test_messages_with_every_field(rich_encoders, hf_tokenizers, name, turns, to
         return
     assert not encoded.faults
     assert encoded.ids.tolist() == expected["input_ids"]
-    mask, expected_mask = encoded.mask.tolist(), expected["assistant_masks"]
+    mask, expected_mask = encoded.flags.trained.tolist(), expected["assistant_masks"]
     # If a generation ends within a character, transformers marks only the first token of that character.
     assert all(a or not b for a, b in zip(mask, expected_mask, strict=True))
     extra = [index for index, (a, b) in enumerate(zip(mask, expected_mask, strict=True)) if a and not b]

@@ -55,7 +55,7 @@ def decode_trained(encoder, conversation, rules=PROVED):
     encoded = encode_conversations([conversation], encoder, rules)
     if encoded.faults or encoded.dropped:
         return (encoded.faults + encoded.dropped)[0].reason
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.mask, [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.flags.trained, [0]])))
     return [encoder.tokenizer.decode(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
@@ -142,7 +142,7 @@ def test_turns_are_found_without_marks_or_reported(make_encoder, template, token
         )
         return
     assert encoded.ids.tolist() == expected.ids.tolist()
-    assert encoded.mask.tolist() == expected.mask.tolist()
+    assert encoded.flags.trained.tolist() == expected.flags.trained.tolist()
     assert len(encoded.dropped) == len(expected.dropped)
 
 
@@ -354,6 +354,6 @@ def test_the_turns_of_a_long_conversation_are_found_in_linear_time(make_encoder)
     conversation = make_conversation(*map(str, range(8000)))
     start = time.perf_counter()
     encoded = encode_conversations([conversation], encoder, PROVED)
-    assert encoded.mask.any()
+    assert encoded.flags.trained.any()
     # A quadratic search took 6 seconds here, a linear one takes 0.2.
     assert time.perf_counter() - start < 3

@@ -118,8 +118,8 @@ def check_spans(result, hf_processor, family):
         assert (result.ids[medium.start : medium.start + medium.tokens] == token).any()
         flags[medium.start : medium.start + medium.tokens] = True
     assert flags[result.ids == token].all()
-    assert not result.mask[flags].any()
-    trained = hf_processor.tokenizer.decode(result.ids[result.mask])
+    assert not result.flags.trained[flags].any()
+    trained = hf_processor.tokenizer.decode(result.ids[result.flags.trained])
     assert trained == "Two cats.<|im_end|>One <b>dog</b>.\n<|im_end|>"
 
 
@@ -167,7 +167,7 @@ def test_a_turn_of_an_image_alone_is_a_turn(qwen):
     result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     assert not result.altered
-    assert hf_processor.tokenizer.decode(result.ids[result.mask]) == "A cat.<|im_end|>"
+    assert hf_processor.tokenizer.decode(result.ids[result.flags.trained]) == "A cat.<|im_end|>"
 
 
 def test_text_that_spells_a_placeholder_is_text(qwen):
@@ -192,7 +192,7 @@ def test_train_on_all_trains_no_medium(qwen):
     result = encode_conversations([make_conversation("image")], encoder, ChatRecipe(train_on="all", prove=True))
     assert result.faults == []
     pad = hf_processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert (result.mask == (result.ids != pad)).all()
+    assert (result.flags.trained == (result.ids != pad)).all()
 
 
 def test_an_image_of_an_assistant_is_not_trained(qwen):
@@ -205,7 +205,7 @@ def test_an_image_of_an_assistant_is_not_trained(qwen):
     result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     trained_text = "Here:<|vision_start|><|vision_end|><|im_end|>"
-    assert hf_processor.tokenizer.decode(result.ids[result.mask]) == trained_text
+    assert hf_processor.tokenizer.decode(result.ids[result.flags.trained]) == trained_text
 
 
 @pytest.mark.parametrize(("overlong", "count"), [("drop", 0), ("truncate-turns", 1), ("split", 0)])
@@ -238,7 +238,7 @@ def test_truncation_keeps_whole_media_or_drops_the_conversation(qwen, overlong):
         spans = [(medium.start, medium.start + medium.tokens) for medium in uncut.media[0]]
         if any(first < edge < behind for first, behind in spans for edge in (start, stop)):
             assert "a medium is never cut" in result.dropped[0].reason
-        elif uncut.mask[start + 1 : stop].any():
+        elif uncut.flags.trained[start + 1 : stop].any():
             assert result.ids.tolist() == uncut.ids[start:stop].tolist()
             inside = [(first - start, behind - start) for first, behind in spans if start <= first and behind <= stop]
             kept = result.media[0] if inside else []

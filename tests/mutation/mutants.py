@@ -276,8 +276,8 @@ BATCHES = (
     Mutant(
         "weights-not-shifted",
         "batches/assembly/array_filling.py",
-        "weights[:-1] = token_weights[1:]",
-        "weights[:-1] = token_weights[:-1]",
+        "weights[:-1] = flags.weights[1:]",
+        "weights[:-1] = flags.weights[:-1]",
         ("batches/test_kernel.py", "batches/test_loss_weights.py"),
     ),
     # The first id behind the vocabulary reaches the model.
@@ -335,8 +335,8 @@ STORE = (
     Mutant(
         "removed-document-trained",
         "store/read/subset_reader.py",
-        "flags[index] = np.zeros(flags[index].size, bool)",
-        "flags[index] = np.ones(flags[index].size, bool)",
+        "flags[index] = LossFlags.none_trained(flags[index].size)",
+        "flags[index] = LossFlags.all_trained(flags[index].size)",
         ("store/test_remove.py",),
     ),
     # A compaction that rewrites several shards keeps the last of them alone.

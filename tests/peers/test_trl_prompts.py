@@ -97,7 +97,7 @@ def assert_equal(encoded, expected):
     assert not encoded.faults
     assert encoded.lengths.tolist() == [len(ids) for ids in expected["input_ids"]]
     assert encoded.ids.tolist() == [number for ids in expected["input_ids"] for number in ids]
-    labels = np.where(encoded.mask, encoded.ids.astype(np.int64), -100).tolist()
+    labels = np.where(encoded.flags.trained, encoded.ids.astype(np.int64), -100).tolist()
     assert labels == [number for ids in expected["labels"] for number in ids]
 
 
@@ -123,8 +123,8 @@ def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path):
     encoded = encode_conversations(list(map(read, rows)), encoder, ChatRecipe(train_on="completion", prove=True))
     assert_equal(encoded, expected)
     # Without thinking, the empty thought is a part of the prompt.
-    assert [int(mask) for mask in encoded.mask[: encoded.lengths[0]]] != [
-        int(mask) for mask in encoded.mask[encoded.lengths[:3].sum() :][: encoded.lengths[0]]
+    assert [int(mask) for mask in encoded.flags.trained[: encoded.lengths[0]]] != [
+        int(mask) for mask in encoded.flags.trained[encoded.lengths[:3].sum() :][: encoded.lengths[0]]
     ]
 
 

@@ -63,7 +63,7 @@ def prepare_with_trl(tokenizer, examples, folder, **settings):
 
 def split_documents(encoded):
     cuts = np.cumsum(encoded.lengths)[:-1]
-    labels = np.where(encoded.mask, encoded.ids.astype(np.int64), -100)
+    labels = np.where(encoded.flags.trained, encoded.ids.astype(np.int64), -100)
     pairs = zip(np.split(encoded.ids, cuts), np.split(labels, cuts), strict=True)
     return [(ids.tolist(), document_labels.tolist()) for ids, document_labels in pairs if ids.size]
 

@@ -4,6 +4,7 @@ from threading import Thread
 import numpy as np
 
 from batchloom import PlanError, PlanSpec
+from batchloom.core.loss_weights import LossFlags
 from batchloom.streaming import FeedSettings, RankFeed
 from batchloom.streaming.lane import LanePosition, StreamPool
 
@@ -20,7 +21,7 @@ class OneSequenceReader:
         lengths = np.array([4] if position.pool % 2 else [], np.uint32)
         following = LanePosition(0, position.pool + 1)
         tokens = np.zeros(int(lengths.sum()), np.uint8)
-        return StreamPool(lane, 0, position.pool, tokens, lengths, None, following)
+        return StreamPool(lane, 0, position.pool, tokens, lengths, LossFlags.all_trained(tokens.size), following)
 
     def close(self):
         pass

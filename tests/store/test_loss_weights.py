@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreError
-from batchloom.core.loss_weights import decode_loss_weights, encode_loss_weights
+from batchloom.core.loss_weights import LossFlags, encode_loss_weights
 from batchloom.preparation import import_tokens
 from batchloom.store import compact_store, export_store, open_store, remove_documents
 from batchloom.store.format import ProvenanceTable
@@ -43,7 +43,7 @@ def assert_weights(store, weights):
     starts = np.minimum(lengths - 1, 3)
     flags = store.reader.flags(numbers, starts, lengths - starts)
     for start, part, expected in zip(starts.tolist(), flags, weights, strict=True):
-        assert decode_loss_weights(part).tolist() == expected[start:]
+        assert part.weights.tolist() == expected[start:]
 
 
 @pytest.fixture
@@ -288,19 +288,19 @@ def test_the_weights_of_a_csv_table(tmp_path):
 def test_the_file_is_written_in_parts(tmp_path):
     """The first weight comes late, so the flags before it are copied from the mask."""
     writer = ShardWriter(tmp_path / "shard_00000", np.dtype("<u2"))
-    parts = [None, np.array([True, False, True]), None, np.array([0, 1, 50, 200], np.uint8), np.array([False] * 13)]
-    sizes = [5, 3, 6, 4, 13]
-    for size, flags in zip(sizes, parts, strict=True):
-        writer.append(np.arange(size), flags)
+    parts = [
+        LossFlags.all_trained(5),
+        LossFlags.from_codes(np.array([True, False, True])),
+        LossFlags.all_trained(6),
+        LossFlags.from_codes(np.array([0, 1, 50, 200], np.uint8)),
+        LossFlags.none_trained(13),
+    ]
+    for flags in parts:
+        writer.append(np.arange(flags.size), flags)
     zeros = np.zeros(1, np.uint64)
     provenance = ProvenanceTable(np.zeros((1, 2), np.uint64), zeros, zeros, np.zeros(1, np.uint32))
-    entry = writer.finish(np.array([sum(sizes)], np.uint32), provenance)
-    codes = np.concatenate(
-        [
-            np.ones(size, np.uint8) if flags is None else flags.astype(np.uint8)
-            for size, flags in zip(sizes, parts, strict=True)
-        ]
-    )
+    entry = writer.finish(np.array([sum(flags.size for flags in parts)], np.uint32), provenance)
+    codes = LossFlags.join(parts).codes
     assert np.array_equal(np.frombuffer((tmp_path / "shard_00000.weights").read_bytes()[32:], np.uint8), codes)
     assert entry.trained == np.count_nonzero(codes)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(entry.checksums)

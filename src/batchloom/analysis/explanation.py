@@ -19,7 +19,6 @@ from batchloom.analysis.plan_questions import (
 from batchloom.batches import Loader
 from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import InputError, PlanError, SettingsError
-from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import Setting, as_int, convert_int_settings, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_count, format_list
@@ -245,7 +244,7 @@ def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) 
             long = np.flatnonzero((lengths > 1) & ~banned)
             flags = store.reader.flags(documents[long], starts[long] + 1, lengths[long] - 1)
             for index, span_flags in zip(long.tolist(), flags, strict=True):
-                counts = count_loss_weights(span_flags)
+                counts = span_flags.count_weights()
                 trained[index] = sum(counts.values())
                 weights[index] = tuple(counts) if counts.keys() - {1.0} else ()
         served = np.flatnonzero(~removed & ~banned)

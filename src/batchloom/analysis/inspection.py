@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.analysis.plan_forecast import measure_pools
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.loss_weights import count_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Plan, PlanSpec
@@ -180,7 +180,7 @@ def _count_weights(store: Store, lengths: NDArray[np.uint32]) -> dict[float, int
     count = min(int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), _COUNTED_WEIGHTS)) + 1, len(store))
     sizes = lengths[:count].astype(np.int64)
     flags = store.reader.flags(np.arange(count), np.zeros(count, np.int64), sizes)
-    return count_loss_weights(np.concatenate(flags))
+    return LossFlags.join(flags).count_weights()
 
 
 def _decode_beginning(store: Store, number: int) -> str:

@@ -232,6 +232,5 @@ def _split_batch(batch: EncodedBatch, first: int, most: int) -> Iterator[Encoded
     while start < batch.lengths.size:
         stop = min(start + (first if start == 0 else most), batch.lengths.size)
         part = slice(int(ends[start]), int(ends[stop]))
-        mask = None if batch.mask is None else batch.mask[part]
-        yield EncodedBatch(batch.ids[part], batch.lengths[start:stop], mask)
+        yield EncodedBatch(batch.ids[part], batch.lengths[start:stop], batch.flags[part])
         start = stop

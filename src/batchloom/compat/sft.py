@@ -17,7 +17,7 @@ from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
-from batchloom.core.loss_weights import decode_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.wording import describe_json_type
 from batchloom.plan import Permutation
@@ -218,12 +218,12 @@ class SFTDataset:
         Each is int64 [tokens]. Data with loss weights also have ``loss_weights``, float32 [tokens].
         """
         ids, flags = self._row(int(self._row_documents[number]))
-        labels = np.where(flags != 0, ids, IGNORE_INDEX)
+        labels = np.where(flags.trained, ids, IGNORE_INDEX)
         # No token precedes the first one, so nothing predicts it.
         labels[0] = IGNORE_INDEX
         row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE_INDEX}
         if self._documents.weighted:
-            row["loss_weights"] = np.where(row["loss_mask"], decode_loss_weights(flags), np.float32(0))
+            row["loss_weights"] = np.where(row["loss_mask"], flags.weights, np.float32(0))
         return as_asked(row, self._output)
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class SFTDataset:
                 values[number, : len(row[name])] = row[name]
         return as_asked(batch, self._output)
 
-    def _row(self, document: int) -> tuple[Any, Any]:
+    def _row(self, document: int) -> tuple[Any, LossFlags]:
         number, start = np.array([document]), np.zeros(1, np.int64)
         length = np.minimum(self._documents.lengths.take(number), self._max_seq_length).astype(np.int64)
         (ids,) = self._documents.read(number, start, length)
@@ -247,7 +247,7 @@ class SFTDataset:
 
     def _find_trainable(self) -> Any:
         """Return the documents with something to train within ``max_seq_length``."""
-        trainable_documents = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].any()]
+        trainable_documents = [n for n in range(self._documents.lengths.size) if self._row(n)[1][1:].count_trained()]
         if dropped_count := self._documents.lengths.size - len(trainable_documents):
             self.left_out["nothing to train within max_seq_length"] += dropped_count
         return np.array(trainable_documents, np.int64)

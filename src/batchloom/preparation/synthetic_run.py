@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from batchloom.core.errors import SettingsError
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
@@ -104,9 +105,10 @@ def _write_synthetic_shards(
             rows["record"] = batch.first + np.arange(len(rows))
             rows["length"] = batch.lengths
             codes = membership.codes(rows)
+            flags = LossFlags.all_trained(batch.tokens.size)
             for code, name in enumerate(SUBSETS):
                 row_indices = np.flatnonzero(codes == code)
-                writers[name].add(rows, batch.tokens, batch.starts, row_indices)
+                writers[name].add(rows, batch.tokens, batch.starts, row_indices, flags)
             documents, tokens = documents + len(rows), tokens + batch.tokens.size
             size = dtype.itemsize
             listener(Progress("write", tokens * size, total * size, 0, documents, tokens, 0))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, OutputError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.keywords import ImportOptions
@@ -188,11 +188,11 @@ def _copy_shards(
                 if imported_file.subset == SUBSETS[0]:
                     codes = membership.codes(rows).astype(np.int64)
                 begins = np.cumsum(batch.lengths) - batch.lengths
-                trained = _read_flags(imported_file.file, batch)
+                flags = _read_flags(imported_file.file, batch)
                 for code, name in enumerate(SUBSETS):
                     row_indices = np.flatnonzero(codes == code)
                     if row_indices.size:
-                        writers[name].add(rows, batch.tokens, begins, row_indices, trained)
+                        writers[name].add(rows, batch.tokens, begins, row_indices, flags)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -208,14 +208,15 @@ def _make_import_rows(file: TokenFile, batch: TokenBatch, part: int) -> NDArray[
     return rows
 
 
-def _read_flags(file: TokenFile, batch: TokenBatch) -> TokenFlags | None:
-    flags = file.flags
-    if flags is None:
-        return None
+def _read_flags(file: TokenFile, batch: TokenBatch) -> LossFlags:
+    flag_file = file.flags
+    if flag_file is None:
+        return LossFlags.all_trained(batch.tokens.size)
     begins, stops = batch.starts.tolist(), (batch.starts + batch.lengths).tolist()
     if file.starts is None:
-        return flags.slice(begins[0], stops[-1])
-    return np.concatenate([flags.slice(a, b) for a, b in zip(begins, stops, strict=True)])
+        return LossFlags.from_codes(flag_file.slice(begins[0], stops[-1]))
+    ranges = zip(begins, stops, strict=True)
+    return LossFlags.join(LossFlags.from_codes(flag_file.slice(start, stop)) for start, stop in ranges)
 
 
 LinkMode = Literal["link", "symlink", "copy"]

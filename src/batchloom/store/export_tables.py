@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.store.format.objectives import SIDE_NAMES
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
 from batchloom.store.read.store_reader import Store
@@ -105,10 +104,10 @@ def _iter_tables(store: Store, shard: int, schema: pa.Schema, tick: ProgressCall
 def _make_columns(document_range: DocumentRange, names: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     bounds = pa.array(np.concatenate([[0], np.cumsum(document_range.lengths)]), pa.int32())
     columns = [pa.ListArray.from_arrays(bounds, pa.array(to_int32(document_range.ids)))]
-    if document_range.trained is not None and "loss_mask" in schema.names:
-        columns.append(pa.ListArray.from_arrays(bounds, pa.array((document_range.trained != 0).view(np.int8))))
-    if document_range.trained is not None and "loss_weights" in schema.names:
-        columns.append(pa.ListArray.from_arrays(bounds, pa.array(decode_loss_weights(document_range.trained))))
+    if "loss_mask" in schema.names:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(document_range.flags.trained.view(np.int8))))
+    if "loss_weights" in schema.names:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(document_range.flags.weights)))
     if document_range.sources is not None:
         columns += [names.take(pa.array(document_range.sources)), pa.array(document_range.records)]
     if document_range.sides is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
-from batchloom.core.loss_weights import TokenFlags, has_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
@@ -250,21 +250,20 @@ def _write_flags(store: Store, stem: Path, shard: int | None = None) -> None:
         tokens, trained, is_weighted = 0, 0, False
         for flags in _iter_flags(store, shard):
             tokens += flags.size
-            trained += int(np.count_nonzero(flags))
-            is_weighted |= has_loss_weights(flags)
+            trained += flags.count_trained()
+            is_weighted |= flags.has_weights
     if trained < tokens:
-        chunks = iter_mask_chunks(tokens, trained, _iter_flags(store, shard))
+        chunks = iter_mask_chunks(tokens, trained, (flags.trained for flags in _iter_flags(store, shard)))
         write_chunks(stem.with_name(f"{stem.name}.mask"), chunks)
     if is_weighted:
-        codes = (flags.tobytes() for flags in _iter_flags(store, shard))
+        codes = (flags.codes.tobytes() for flags in _iter_flags(store, shard))
         header = encode_weights_header(tokens, trained)
         write_chunks(stem.with_name(f"{stem.name}.weights"), itertools.chain([header], codes))
 
 
-def _iter_flags(store: Store, shard: int | None) -> Iterator[TokenFlags]:
+def _iter_flags(store: Store, shard: int | None) -> Iterator[LossFlags]:
     for document_range in iter_document_ranges(store, shard):
-        if document_range.trained is not None:
-            yield document_range.trained
+        yield document_range.flags
 
 
 def _list_losses(store: Store) -> list[str]:

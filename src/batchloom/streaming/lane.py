@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.wording import format_count
 from batchloom.media import MediaLimits
 from batchloom.plan import PlanSpec, order_lane_ranges
@@ -384,7 +384,7 @@ class StreamPool:
     pool: int
     tokens: NDArray[np.generic]  # Tokens of its documents, concatenated
     lengths: NDArray[np.uint32]  # Tokens of each document, uint32 [N]
-    trained: TokenFlags | None  # Trained flag or weight code of each token; None if all are trained
+    flags: LossFlags  # Loss flags of the tokens
     next: LanePosition
     records: int = 0  # Number of records read for it; without media, in the lane's first epoch only
     bad: int = 0  # Number of these that cannot be used
@@ -403,7 +403,7 @@ class _LaneBatch:
     slot: int
     tokens: NDArray[np.generic]
     rows: NDArray[np.void]
-    trained: TokenFlags | None
+    flags: LossFlags
     media: Sequence[DocumentMedia]
     spill_file: Path | None
 
@@ -413,16 +413,15 @@ class _LaneBatch:
     def split(self, count: int) -> tuple["_LaneBatch", "_LaneBatch"]:
         """Split off the first ``count`` documents."""
         at = int(self.rows["length"][:count].sum(dtype=np.int64))
-        flags = (None, None) if self.trained is None else (self.trained[:at], self.trained[at:])
         media = self.media[:count], self.media[count:]
         return (
-            _LaneBatch(self.slot, self.tokens[:at], self.rows[:count], flags[0], media[0], None),
-            _LaneBatch(self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spill_file),
+            _LaneBatch(self.slot, self.tokens[:at], self.rows[:count], self.flags[:at], media[0], None),
+            _LaneBatch(self.slot, self.tokens[at:], self.rows[count:], self.flags[at:], media[1], self.spill_file),
         )
 
 
-# Tokens, rows, trained flags and media of documents.
-_RangeDocuments = tuple[NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]]
+# Tokens, rows, loss flags and media of documents.
+_RangeDocuments = tuple[NDArray[np.generic], NDArray[np.void], LossFlags, Sequence[Sequence[PlacedMedium]]]
 
 
 @dataclass(slots=True)
@@ -439,23 +438,22 @@ class RangeCollector:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: TokenFlags | None = None,
+        flags: LossFlags,
         *,
         added: tuple[int, int] = (0, 0),  # noqa: ARG002 - part of the interface of unit files
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
         if self.log is not None:
-            self.log.add(tokens, rows, codes, trained, media)
+            self.log.add(tokens, rows, codes, flags, media)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
         in_train = codes == 0
         if not in_train.all():
-            flags = np.repeat(in_train, rows["length"])
-            tokens, rows = tokens[flags], rows[in_train]
-            trained = None if trained is None else trained[flags]
+            kept_tokens = np.repeat(in_train, rows["length"])
+            tokens, rows, flags = tokens[kept_tokens], rows[in_train], flags[kept_tokens]
             media = list(compress(media, in_train))
         if len(rows):
-            self.documents.append((tokens, rows, trained, media))
+            self.documents.append((tokens, rows, flags, media))
 
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Refuse carried columns: a stream refuses their documents before it reads them."""
@@ -629,7 +627,7 @@ class LaneReader:
             pool=before.pool,
             tokens=np.concatenate([batch.tokens for batch in batches]),
             lengths=np.concatenate([batch.rows["length"] for batch in batches]),
-            trained=_join_trained(batches),
+            flags=LossFlags.join(batch.flags for batch in batches),
             next=self.position,
             records=records,
             bad=bad,
@@ -777,14 +775,6 @@ class LaneReader:
         rules = self._record_parsers.get_parser(record_range.unit_part.source).rules
         before = None if record_range.start else 0
         return str(make_bad_record_error(record_range.unit_part.source, rules, before, bad))
-
-
-def _join_trained(batches: Sequence[_LaneBatch]) -> TokenFlags | None:
-    if all(batch.trained is None for batch in batches):
-        return None
-    return np.concatenate(
-        [np.ones(len(batch.tokens), bool) if batch.trained is None else batch.trained for batch in batches]
-    )
 
 
 def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> LanePosition:

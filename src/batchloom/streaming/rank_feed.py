@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, TooManyBadRecordsError, WorkerError
-from batchloom.core.loss_weights import TokenFlags, has_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.plan import PlanSpec
 from batchloom.plan.order import describe_all_too_long, list_rank_lanes, make_no_sequence_error, pack_lane_pool
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
@@ -210,8 +210,8 @@ class StreamStepReader:
         self._pools, self.end_id = pools, end_id
         sizes = [len(pool.stream_pool.lengths) for pool in pools]
         self.bases = np.cumsum([0, *sizes[:-1]])
-        self.masked = any(pool.stream_pool.trained is not None for pool in pools)
-        self.weighted = any(has_loss_weights(pool.stream_pool.trained) for pool in pools)
+        self.masked = any(not pool.stream_pool.flags.is_plain for pool in pools)
+        self.weighted = any(pool.stream_pool.flags.has_weights for pool in pools)
 
     def _spans(self, documents: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Return the pool index of each span, and the offset of its first token there."""
@@ -254,22 +254,19 @@ class StreamStepReader:
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.bool_]]:
         """Return for each span whether each of its tokens carries a loss."""
-        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+        return [flags.trained for flags in self.flags(documents, starts, lengths)]
 
     def flags(
         self,
         documents: NDArray[np.int64],
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
-    ) -> list[TokenFlags]:
-        """Return the trained flags or weight codes of each span."""
+    ) -> list[LossFlags]:
+        """Return the loss flags of each span."""
         pools, begins = self._spans(documents, starts)
-        pool_flags = [pool.stream_pool.trained for pool in self._pools]
-        span_flags: list[TokenFlags] = []
-        for pool, at, size in zip(pools, begins, lengths.tolist(), strict=True):
-            flags = pool_flags[pool]
-            span_flags.append(np.ones(size, bool) if flags is None else flags[at : at + size])
-        return span_flags
+        flags = [pool.stream_pool.flags for pool in self._pools]
+        spans = zip(pools, begins, lengths.tolist(), strict=True)
+        return [flags[pool][at : at + size] for pool, at, size in spans]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import encode_canonical
-from batchloom.core.loss_weights import encode_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.store import (
     MANIFEST_NAME,
     WORK_NAME,
@@ -135,9 +135,12 @@ def _write_subsets(
             shard_documents = [np.array(ids, np.int64) for ids in subset_documents[start : start + per_shard]]
             name = format_shard_name(first_shards.get(subset, 0) + len(shards))
             writer = ShardWriter(folder / subset / name, TOKEN_DTYPES[dtype])
-            weights = None if mask is None else np.concatenate([np.array(w, float) for w in mask[start:][:per_shard]])
-            flags = None if weights is None else encode_loss_weights(weights)[0]
-            writer.append(np.concatenate(shard_documents), flags)
+            ids = np.concatenate(shard_documents)
+            flags = LossFlags.all_trained(ids.size)
+            if mask is not None:
+                weights = [np.array(document_weights, float) for document_weights in mask[start : start + per_shard]]
+                flags = LossFlags.from_weights(np.concatenate(weights))
+            writer.append(ids, flags)
             sizes = np.array([len(ids) for ids in shard_documents], np.uint32)
             shards.append(writer.finish(sizes, _make_provenance(shard_documents, record + start, part)))
             lengths.append(sizes)

@@ -45,7 +45,7 @@ from batchloom.core.errors import (
     TemplateError,
     TokenizerError,
 )
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
@@ -407,14 +407,14 @@ class Examination:
         self,
         group: SourceGroup,
         duplicates: DuplicateCounter,
-        tokens: NDArray[np.generic],
+        _tokens: NDArray[np.generic],
         rows: NDArray[np.void],
-        trained: TokenFlags | None,
+        flags: LossFlags,
         media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
         duplicates.add(_make_document_keys(rows))
         if self._encoder is not None:
-            group.count_tokens(rows["length"], rows["side"], trained, tokens.size)
+            group.count_tokens(rows["length"], rows["side"], flags)
             group.count_media(media)
 
     def _receive(self, message: object) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.analysis.doctor.sampling import DocumentPreview
 from batchloom.analysis.inspection import Inspection
 from batchloom.core.addresses import is_url, redact_url
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import to_plain
 from batchloom.preparation.documents import PlacedMedium, RecordParser, iter_texts
@@ -359,16 +359,14 @@ class SourceGroup:
         elif record_kind != "tokens":
             self.characters.update([sum(map(len, iter_texts(document))) for document in documents])
 
-    def count_tokens(
-        self, lengths: NDArray[np.uint32], sides: NDArray[np.uint8], trained: TokenFlags | None, tokens: int
-    ) -> None:
+    def count_tokens(self, lengths: NDArray[np.uint32], sides: NDArray[np.uint8], flags: LossFlags) -> None:
         """Count lengths in tokens and trained tokens, in total and by side."""
         self.lengths.update(lengths.tolist())
-        self.masked |= trained is not None
-        self.trained += tokens if trained is None else int(np.count_nonzero(trained))
-        if trained is not None:
+        self.masked |= not flags.is_plain
+        self.trained += flags.count_trained()
+        if not flags.is_plain:
             self.side_documents += np.bincount(sides, minlength=len(SIDE_NAMES))
-            self.side_tokens += np.bincount(np.repeat(sides, lengths)[trained != 0], minlength=len(SIDE_NAMES))
+            self.side_tokens += np.bincount(np.repeat(sides, lengths)[flags.trained], minlength=len(SIDE_NAMES))
 
     def count_part(self, counts: PartCounts) -> None:
         """Add the counts of a part that was read."""

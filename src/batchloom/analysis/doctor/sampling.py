@@ -13,7 +13,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import DamagedFileError
 from batchloom.core.fingerprint import derive_key
-from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents import ChatEncoder, EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.units import Unit, UnitTask, plan_units
@@ -319,9 +319,7 @@ class DocumentPreview:
 class MemorySink:
     """Document sink that calls functions instead of writing files."""
 
-    take_documents: Callable[
-        [NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]], None
-    ]
+    take_documents: Callable[[NDArray[np.generic], NDArray[np.void], LossFlags, Sequence[Sequence[PlacedMedium]]], None]
     take_bad: Callable[[int, Sequence[BadRecord]], None] = lambda _number, _bad_records: None
 
     def add(
@@ -329,13 +327,13 @@ class MemorySink:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],  # noqa: ARG002 - this and the next ones are part of the protocol
-        trained: TokenFlags | None = None,
+        flags: LossFlags,
         *,
         added: tuple[int, int] = (0, 0),  # noqa: ARG002
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
-        self.take_documents(tokens, rows, trained, media)
+        self.take_documents(tokens, rows, flags, media)
 
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Carried columns are not counted."""
@@ -352,7 +350,7 @@ class MemorySink:
 
 def encode_nothing(_parser: RecordParser, documents: list[Any], _weights: Sequence[float]) -> EncodedBatch:
     """Return documents without tokens, where there is no tokenizer or template."""
-    return EncodedBatch(ids=np.zeros(0, np.uint32), lengths=np.zeros(len(documents), np.uint32))
+    return EncodedBatch(np.zeros(0, np.uint32), np.zeros(len(documents), np.uint32), LossFlags.all_trained(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,14 +385,13 @@ def preview_documents(
     previews: list[DocumentPreview] = []
     batches = 0
 
-    def take_documents(ids: NDArray[np.generic], rows: NDArray[np.void], trained: TokenFlags | None, _: object) -> None:
+    def take_documents(ids: NDArray[np.generic], rows: NDArray[np.void], flags: LossFlags, _: object) -> None:
         starts = np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
         for row, start in zip(rows[: count - len(previews)], starts.tolist(), strict=False):
             span = slice(start, start + int(row["length"]))
-            flags = np.ones(span.stop - start, bool) if trained is None else trained[span]
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
             position = locate_record(source, record_parser.rules, 0, record)
-            previews.append(make_preview(tokenizer, source.name, position, ids[span].astype(np.int64), flags))
+            previews.append(make_preview(tokenizer, source.name, position, ids[span].astype(np.int64), flags[span]))
 
     for source in sources if count else ():
         part, record_parser = SourcePart(source, 0, source.size), context.record_parsers.get_parser(source)
@@ -413,14 +410,14 @@ def make_preview(
     file: str,
     position: tuple[int | None, int | None],
     ids: NDArray[np.int64],
-    flags: TokenFlags,
+    flags: LossFlags,
 ) -> DocumentPreview:
     """Return the preview of a document; ``position`` is its line and row."""
     segments = tuple(_split_segments(tokenizer, ids, flags))
-    return DocumentPreview(file, *position, ids.size, int(np.count_nonzero(flags)), segments)
+    return DocumentPreview(file, *position, ids.size, flags.count_trained(), segments)
 
 
-def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: TokenFlags) -> list[PreviewSegment]:
+def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: LossFlags) -> list[PreviewSegment]:
     """Split a document into segments; a long one loses its middle."""
     if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
         return _decode_segments(tokenizer, ids, flags)
@@ -445,17 +442,17 @@ def _begins_inside_character(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bo
     return tokenizer.decode(ids[:_MAX_UTF8_BYTES]).startswith(_REPLACEMENT_CHARACTER)
 
 
-def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: TokenFlags) -> list[PreviewSegment]:
-    edges = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), ids.size]
-    weights = decode_loss_weights(flags)
+def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: LossFlags) -> list[PreviewSegment]:
+    weights = flags.weights
+    edges = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), ids.size]
     segments, previous_text = [], ""
     for start, stop in pairwise(edges):
         # Some tokenizers add a space where a text begins, so a segment's text is what it adds to the decoded prefix.
         decoded_text = tokenizer.decode(ids[:stop])
         apart = not decoded_text.startswith(previous_text)
         text = tokenizer.decode(ids[start:stop]) if apart else decoded_text[len(previous_text) :]
-        # The code of weight 1 is that of a trained flag.
-        trained = bool(flags[start]) if flags[start] <= 1 else round(float(weights[start]), 2)
+        weight = round(float(weights[start]), 2)
+        trained = bool(weight) if weight in (0, 1) else weight
         segments.append(PreviewSegment(text, trained, stop - start))
         previous_text = decoded_text
     return segments

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.loss_weights import LOSS_WEIGHTS, TokenFlags, decode_loss_weights
+from batchloom.core.loss_weights import LOSS_WEIGHTS, LossFlags
 from batchloom.core.native import KERNEL_SOURCE, find_library
 from batchloom.plan.packing import Rows, align_lengths
 from batchloom.store.format import LossWeights, get_address
@@ -58,8 +58,8 @@ class TokenReader(Protocol):
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return for each span whether each of its tokens carries a loss."""
 
-    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Return for each span the trained flag or weight code of each token."""
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
+        """Return the loss flags of each span."""
 
 
 class RowForm(NamedTuple):
@@ -169,13 +169,13 @@ def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
     joined = np.concatenate(tokens) if tokens else _NO_IDS
     bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
     shard = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined)
-    codes = np.concatenate(flags).view(np.uint8) if flags else None
+    codes = LossFlags.join(flags).codes if flags else None
     addresses = collect_addresses([shard], [] if codes is None else [LossWeights(codes.size, 0, codes)])
     return MappedSpans(addresses, np.zeros(len(tokens), np.int64), np.arange(len(tokens)))
 
 
-def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
-    """Return the trained flags or weight codes of spans; nothing if all are trained."""
+def _read_flags(store: TokenReader, rows: Rows) -> list[LossFlags]:
+    """Return the loss flags of spans; nothing if all are trained."""
     if not (store.masked or store.weighted) or not rows.lengths.size:
         return []
     return store.flags(rows.documents, rows.starts, rows.lengths)
@@ -202,12 +202,13 @@ def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: Batch
     _fill_labels(arrays, begins, rows.lengths, form.labels)
     flags = _read_flags(store, rows)
     for span_index, begin, end, _ in reversed(paddings if flags else []):
-        flags.insert(span_index, np.zeros(end - begin, bool))
-    _mask_labels(arrays.labels, flags, form.labels)
+        flags.insert(span_index, LossFlags.none_trained(end - begin))
+    cell_flags = LossFlags.join(flags) if flags else LossFlags.all_trained(arrays.labels.size)
+    _mask_labels(arrays.labels, cell_flags, form.labels)
     for _, begin, end, _ in paddings:
         arrays.labels[begin:end] = IGNORE_INDEX
     if arrays.loss_weights is not None:
-        _fill_loss_weights(arrays.loss_weights, arrays.labels, flags, form.labels)
+        _fill_loss_weights(arrays.loss_weights, arrays.labels, cell_flags, form.labels)
     if arrays.span_numbers is not None:
         arrays.span_numbers[:] = 0
         arrays.span_numbers[: int(sizes.sum())] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
@@ -264,26 +265,22 @@ def _fill_labels(arrays: BatchArrays, begins: Ids, lengths: Ids, labels: str) ->
         arrays.labels[begins] = IGNORE_INDEX
 
 
-def _mask_labels(targets: NDArray[Any], flags: list[TokenFlags], labels: str) -> None:
+def _mask_labels(targets: NDArray[Any], flags: LossFlags, labels: str) -> None:
     """Remove the loss of untrained tokens from a flat batch."""
-    if not flags:
+    if flags.is_plain:
         return
-    masked = np.concatenate(flags) == 0
+    masked = ~flags.trained
     if labels == "shifted":
         targets[:-1][masked[1:]] = IGNORE_INDEX
     else:
         targets[masked] = IGNORE_INDEX
 
 
-def _fill_loss_weights(
-    weights: NDArray[np.float32], targets: NDArray[Any], flags: list[TokenFlags], labels: str
-) -> None:
+def _fill_loss_weights(weights: NDArray[np.float32], targets: NDArray[Any], flags: LossFlags, labels: str) -> None:
     """Fill in the weight of each label of a flat batch, 0 without loss."""
-    weights[:] = 0
-    if flags:
-        token_weights = decode_loss_weights(np.concatenate(flags))
-        if labels == "shifted":
-            weights[:-1] = token_weights[1:]
-        else:
-            weights[:] = token_weights
+    if labels == "shifted":
+        weights[:-1] = flags.weights[1:]
+        weights[-1:] = 0
+    else:
+        weights[:] = flags.weights
     weights[targets == IGNORE_INDEX] = 0

@@ -16,7 +16,7 @@ from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, MediaSource, ProcessorContext
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.wording import format_list
 from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
 from batchloom.plan.order import SOURCE, SourceOrder
@@ -180,12 +180,13 @@ class CombinedStore:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return whether each span token carries a loss, as ``Store.mask`` does."""
-        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+        return [flags.trained for flags in self.flags(documents, starts, lengths)]
 
-    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Return the trained flags or weight codes of spans."""
-        spans = (documents, starts, lengths)
-        return self._read_by_store(spans, lambda store: store.reader.flags, lambda length: np.zeros(length, bool))
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
+        """Return the loss flags of spans."""
+        return self._read_by_store(
+            (documents, starts, lengths), lambda store: store.reader.flags, LossFlags.none_trained
+        )
 
 
 def list_stores(store: Store | CombinedStore) -> list[Store]:
@@ -547,7 +548,7 @@ def read_trained(store: object, document: int, start: int, length: int) -> NDArr
     trained = np.ones(length, bool)
     if isinstance(store, Store) and (store.masked or store.reader.weighted):
         flags = store.reader.flags(np.array([document]), np.array([start]), np.array([length]))
-        trained = np.asarray(flags[0] != 0)
+        trained = flags[0].trained
     # The first token is predicted from nothing.
     trained[:1] = False
     return trained

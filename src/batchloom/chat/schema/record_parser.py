@@ -66,9 +66,7 @@ from batchloom.core.document import (
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.loss_weights import (
     MAX_LOSS_WEIGHT,
-    TokenFlags,
-    decode_loss_weights,
-    make_token_flags,
+    LossFlags,
     parse_loss_weight,
 )
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
@@ -98,14 +96,11 @@ class TokenRow:
 
     Attributes:
         ids: token ids, int64, shape [tokens].
-        trained: flags of the trained tokens (bool) or codes of their loss weights (uint8), shape [tokens]; None if
-            the record has no such column.
-        rounded: whether a loss weight was rounded.
+        flags: loss flags of the tokens.
     """
 
     ids: NDArray[np.int64]
-    trained: TokenFlags | None
-    rounded: bool = False
+    flags: LossFlags
 
 
 ParsedRecord = (
@@ -800,9 +795,7 @@ def _weigh_record(record: ParsedRecord, weight: float) -> ParsedRecord:
     if isinstance(record, str):
         return WeightedText(record, weight)
     if isinstance(record, TokenRow):
-        flags = np.ones(record.ids.size, np.bool_) if record.trained is None else record.trained
-        trained, rounded = make_token_flags(decode_loss_weights(flags) * np.float64(weight))
-        return TokenRow(record.ids, trained, record.rounded or rounded)
+        return TokenRow(record.ids, record.flags.scale(weight))
     if isinstance(record, Conversation | InterleavedText | SegmentedText):
         return replace(record, weight=weight)
     raise AssertionError(f"{type(record).__name__} has no weight")
@@ -848,10 +841,10 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
         trained = mask if trained is None else trained & mask
     if "loss_weights" in columns:
         weights = _read_weights(row, columns, ids)[keep]
-        return TokenRow(
-            ids[keep], *make_token_flags(weights if trained is None else np.where(trained[keep], weights, 0))
-        )
-    return TokenRow(ids[keep], None if trained is None else trained[keep])
+        trained_weights = weights if trained is None else np.where(trained[keep], weights, 0)
+        return TokenRow(ids[keep], LossFlags.from_weights(trained_weights))
+    ids = ids[keep]
+    return TokenRow(ids, LossFlags.all_trained(ids.size) if trained is None else LossFlags.from_codes(trained[keep]))
 
 
 def _read_weights(row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]) -> NDArray[np.float64]:

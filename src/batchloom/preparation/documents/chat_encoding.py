@@ -29,7 +29,7 @@ from batchloom.chat.templates import (
 from batchloom.core.addresses import redact_url
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TokenizerError, UnusableRecordError
-from batchloom.core.loss_weights import TokenFlags, make_token_flags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import Medium, MediumKind
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
 from batchloom.tokens import Tokenizer
@@ -217,10 +217,9 @@ class RenderedText(NamedTuple):
 
 class MaskedTokens(NamedTuple):
     ids: NDArray[np.uint32]
-    mask: TokenFlags  # True for trained tokens, or the code of their loss weight [tokens]
+    flags: LossFlags
     starts: NDArray[np.int64]  # Offset of each token in the text, int64 [tokens]
     in_bytes: bool  # Offsets count UTF-8 bytes instead of characters
-    rounded: bool = False  # A loss weight was rounded
 
     def find_tokens(self, text: str, character_offsets: Sequence[int]) -> list[int] | None:
         """Return the tokens that begin at the offsets; None if one is inside a token."""
@@ -254,7 +253,7 @@ def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[M
 
 
 def weight_texts(texts: Sequence[RenderedText], results: Sequence[MaskedTokens | str]) -> list[MaskedTokens | str]:
-    """Replace the trained flags of texts with weighted spans by codes of loss weights."""
+    """Give the trained tokens of weighted spans their weights."""
     return [
         _apply_weights(result, text) if text.weighted_spans and not isinstance(result, str) else result
         for text, result in zip(texts, results, strict=True)
@@ -280,15 +279,14 @@ def _mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[
 
 
 def _apply_weights(masked_tokens: MaskedTokens, text: RenderedText) -> MaskedTokens:
-    """Replace the trained flags of a text by the codes of their loss weights."""
-    is_trained = masked_tokens.mask != 0
+    """Give the trained tokens of weighted spans their weights."""
+    is_trained = masked_tokens.flags.trained
     weights = is_trained.astype(np.float64)
     for span in text.weighted_spans:
         first, behind = masked_tokens.find_span_tokens(text.text, span)
         weights[first:behind] = span.weight
     weights[~is_trained] = 0
-    mask, rounded = make_token_flags(weights)
-    return masked_tokens._replace(mask=mask, rounded=rounded)
+    return masked_tokens._replace(flags=LossFlags.from_weights(weights))
 
 
 _SPELLED_CONTROL = "it spells a control token that cannot be distinguished from the template's own"
@@ -317,17 +315,18 @@ def _mask_by_bytes(
         edges.append(ends if is_ascii else to_byte_offsets(text, ends))
     differing = np.diff(tokens.base) != lengths
     misaligned = find_misaligned_texts(tokens, encoder.is_control[ids], bounds, control)
-    mask, edge_problems = _mark_trained(tokens, texts, edges)
+    trained, edge_problems = _mark_trained(tokens, texts, edges)
+    flags = LossFlags.from_codes(trained)
     results: list[MaskedTokens | str] = []
     starts = tokens.starts - np.repeat(tokens.base[:-1], np.diff(bounds))
     token_bounds = bounds.tolist()
     for n in range(len(texts)):
         part = slice(token_bounds[n], token_bounds[n + 1])
-        results.append(MaskedTokens(ids[part], mask[part], starts[part], in_bytes=True))
+        results.append(MaskedTokens(ids[part], flags[part], starts[part], in_bytes=True))
     for n, problem in edge_problems.items():
         results[n] = problem
-    for problem, flags in ((_SPELLED_CONTROL, misaligned), (_BYTES_DIFFER, differing)):
-        for n in np.flatnonzero(flags).tolist():
+    for problem, has_problem in ((_SPELLED_CONTROL, misaligned), (_BYTES_DIFFER, differing)):
+        for n in np.flatnonzero(has_problem).tolist():
             results[n] = problem
     return results
 
@@ -416,8 +415,10 @@ def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedToken
     if control != list(text.control):
         return _SPELLED_CONTROL
     tokens = TokenBytes(starts, stops, np.array([0, len(text.text)], np.int64))
-    mask, edge_problems = _mark_trained(tokens, [text], [list(chain(*text.trained_spans))])
-    return edge_problems[0] if edge_problems else MaskedTokens(ids, mask, starts, in_bytes=False)
+    trained, edge_problems = _mark_trained(tokens, [text], [list(chain(*text.trained_spans))])
+    if edge_problems:
+        return edge_problems[0]
+    return MaskedTokens(ids, LossFlags.from_codes(trained), starts, in_bytes=False)
 
 
 class MediaText(NamedTuple):
@@ -483,7 +484,7 @@ def expand_media_tokens(
     """
     rendered_text = text.rendered.text
     repeats = np.ones(masked_tokens.ids.size, np.int64)
-    mask = masked_tokens.mask.copy()
+    codes = masked_tokens.flags.codes.copy()
     bounds = []
     for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
         token = encoder.families[medium.kind].token
@@ -493,7 +494,7 @@ def expand_media_tokens(
             raise RenderError(f"{token!r} is not a separate token in this text")
         repeats[token_indices] = expansion.runs
         first, behind = _find_covering_tokens(masked_tokens, rendered_text, start, stop)
-        mask[first:behind] = False
+        codes[first:behind] = 0
         bounds.append(
             _find_covering_tokens(
                 masked_tokens, rendered_text, *_find_media_bounds(rendered_text, start, stop, encoder)
@@ -507,7 +508,8 @@ def expand_media_tokens(
         for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
     ]
     ids, starts = np.repeat(masked_tokens.ids, repeats), np.repeat(masked_tokens.starts, repeats)
-    return masked_tokens._replace(ids=ids, mask=np.repeat(mask, repeats), starts=starts), placed
+    flags = LossFlags.from_codes(codes, rounded=masked_tokens.flags.rounded).repeat(repeats)
+    return masked_tokens._replace(ids=ids, flags=flags, starts=starts), placed
 
 
 def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from batchloom.chat.templates import (
 )
 from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import InputError
-from batchloom.core.loss_weights import TokenFlags, has_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents.chat_encoding import (
     ChatEncoder,
     MaskedTokens,
@@ -68,7 +68,7 @@ class ConversationSegment(NamedTuple):
     trains: bool  # Some of its tokens are trained
 
 
-def count_fitting_tokens(mask: TokenFlags, heads: Sequence[int], limit: int) -> int:
+def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
     """Count the tokens that fit after turns are dropped from a conversation's end.
 
     Every remaining turn still follows the turn it answers, and the last one is trained. ``heads`` is the first token
@@ -80,7 +80,7 @@ def count_fitting_tokens(mask: TokenFlags, heads: Sequence[int], limit: int) -> 
     return max((stop for stop in ends if stop <= limit), default=0)
 
 
-def split_at_limit(mask: TokenFlags, limit: int) -> list[ConversationSegment]:
+def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegment]:
     """Split into consecutive segments of ``limit`` tokens; the last may be shorter.
 
     The first token of a segment is not trained, because no token predicts it.
@@ -120,15 +120,13 @@ class EncodedBatch:
     Attributes:
         ids: token ids of all documents, concatenated [tokens].
         lengths: tokens of each document [documents].
-        mask: True for trained tokens, bool [tokens]; or the codes of their loss weights, uint8 [tokens]; None if all
-            are trained.
+        flags: loss flags of the tokens.
         numbers: index of each document in the input [documents], repeated if one was split; None if all are
             included.
         faults: documents that cannot be used.
         dropped: documents dropped by rule: nothing to train, or overlong.
         sides: side of each document, as in ``.pairs``; None without an objective.
         altered: index of each conversation that the template changed, by kind of change.
-        rounded: whether a loss weight was rounded.
         added: number of control tokens added before and after the text of each document.
         moved: number of texts changed by fill-in-the-middle.
         plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
@@ -139,13 +137,12 @@ class EncodedBatch:
 
     ids: NDArray[np.generic]
     lengths: NDArray[np.uint32]
-    mask: TokenFlags | None = None
+    flags: LossFlags
     numbers: NDArray[np.int64] | None = None
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
     altered: dict[str, list[int]] = field(default_factory=dict)
-    rounded: bool = False
     added: tuple[int, int] = (0, 0)
     moved: int = 0
     plain: PlainTokens | None = None
@@ -159,13 +156,12 @@ class EncodedBatchBuilder:
     """Collector of the documents, faults and drops of a batch."""
 
     ids: list[NDArray[np.generic]] = field(default_factory=list)
-    masks: list[TokenFlags] = field(default_factory=list)
+    flags: list[LossFlags] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     altered: dict[str, list[int]] = field(default_factory=dict)
-    rounded: bool = False
     media: list[list[PlacedMedium]] = field(default_factory=list)
     fields: list[bytes] = field(default_factory=list)
     truncated: list[int] = field(default_factory=list)
@@ -174,14 +170,14 @@ class EncodedBatchBuilder:
         self,
         number: int,
         ids: NDArray[np.generic],
-        mask: TokenFlags,
+        flags: LossFlags,
         media: Sequence[PlacedMedium] = (),
         side: int | None = None,
         fields: bytes | None = None,
     ) -> None:
         """Add a document of input ``number``."""
         self.ids.append(ids)
-        self.masks.append(mask)
+        self.flags.append(flags)
         self.numbers.append(number)
         self.media.append(list(media))
         if side is not None:
@@ -198,13 +194,12 @@ class EncodedBatchBuilder:
         return EncodedBatch(
             ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]).astype(dtype),
             lengths=np.array([ids.size for ids in self.ids], np.uint32),
-            mask=np.concatenate([np.zeros(0, np.bool_), *self.masks]),
+            flags=LossFlags.join(self.flags),
             numbers=np.array(self.numbers, np.int64),
             faults=sorted(self.faults),
             dropped=sorted(self.dropped),
             sides=np.array(self.sides, np.uint8) if self.sides else None,
             altered=self.altered,
-            rounded=self.rounded,
             media=self.media if any(self.media) else [],
             fields=self.fields,
             truncated=self.truncated,
@@ -264,11 +259,10 @@ def encode_conversations(
             is_kept = chat.reasoning == "keep"
             out.note_altered(number, [change for change in changes if is_kept or change != OMITTED_REASONING])
         for rendered, proved, placed in proved_samples:
-            out.rounded |= proved.rounded
             if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
                 _apply_overlong(out, rendered, proved, placed, chat)
-            elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
-                out.add(number, proved.ids, proved.mask, placed)
+            elif proved.flags.count_trained():
+                out.add(number, proved.ids, proved.flags, placed)
             else:
                 out.dropped.append(EncodeFault(number, "nothing to train: its trained turns have no tokens"))
     return out.build(dtype)
@@ -351,9 +345,10 @@ def _start_where_prompts_end(
             masked_texts.append(text)
             continue
         start = _count_common_tokens(ids[bounds[number] : bounds[number + 1]], text.ids)
-        mask = np.arange(-bos.size, text.ids.size) >= (-bos.size if all_trained else start)
+        trained = np.arange(-bos.size, text.ids.size) >= (-bos.size if all_trained else start)
+        flags = LossFlags.from_codes(trained)
         starts = np.concatenate([np.zeros(bos.size, np.int64), text.starts])
-        masked_texts.append(MaskedTokens(np.concatenate([bos, text.ids]), mask, starts, text.in_bytes))
+        masked_texts.append(MaskedTokens(np.concatenate([bos, text.ids]), flags, starts, text.in_bytes))
     return masked_texts
 
 
@@ -436,7 +431,7 @@ def _apply_overlong(
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and it cannot be cut: {reason}"))
         return
     heads[0] = 0
-    fitting_tokens = count_fitting_tokens(masked_tokens.mask, heads, limit)
+    fitting_tokens = count_fitting_tokens(masked_tokens.flags.trained, heads, limit)
     if fitting_tokens:
         _add_token_range(out, number, masked_tokens, placed, 0, fitting_tokens)
     else:
@@ -461,21 +456,21 @@ def _add_token_range(
         reason = f"overlong: {size:,} tokens where {stop - start:,} are allowed, and a medium is never cut"
         out.dropped.append(EncodeFault(number, reason))
         return False
-    if not masked_tokens.mask[start + 1 : stop].any():
+    if not masked_tokens.flags[start + 1 : stop].count_trained():
         out.dropped.append(EncodeFault(number, f"nothing to train: tokens {start:,} to {stop:,} of {size:,}"))
         return False
     media = [medium._replace(start=medium.start - start) for medium in placed if start <= medium.start < stop]
-    out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop], media)
+    out.add(number, masked_tokens.ids[start:stop], masked_tokens.flags[start:stop], media)
     return True
 
 
 def _split_conversation(out: EncodedBatchBuilder, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
     """Add each part of a split conversation as a document."""
-    for start, stop, trains in split_at_limit(masked_tokens.mask, limit):
+    for start, stop, trains in split_at_limit(masked_tokens.flags.trained, limit):
         if trains:
-            out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop])
+            out.add(number, masked_tokens.ids[start:stop], masked_tokens.flags[start:stop])
         else:
-            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.mask.size:,} in a split conversation"
+            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.ids.size:,} in a split conversation"
             out.dropped.append(EncodeFault(number, f"nothing to train: {token_range}"))
 
 
@@ -490,7 +485,7 @@ def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens:
     # Unknown tokens decode to no text.
     if text.lenient or has_untrained_ranges or control > len(text.control):
         return ""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], (masked_tokens.mask != 0).astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], masked_tokens.flags.trained.astype(np.int8), [0]])))
     runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
     expected_text = "".join(text.text[start:stop] for start, stop in text.trained_spans)
     decoded_text = "".join(encoder.tokenizer.decode(masked_tokens.ids[start:stop]) for start, stop in runs)
@@ -638,7 +633,8 @@ def _disable_truncation(chat: ChatRecipe) -> ChatRecipe:
 
 
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
-    out.add(number, answer.ids, np.arange(answer.ids.size) >= answer.start, answer.media, side=side)
+    flags = LossFlags.from_codes(np.arange(answer.ids.size) >= answer.start)
+    out.add(number, answer.ids, flags, answer.media, side=side)
 
 
 def encode_preference_pairs(
@@ -737,7 +733,7 @@ def encode_prompts(
         if excess := describe_excess(ids.size, number, chat):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         else:
-            out.add(number, ids, np.zeros(ids.size, np.bool_), side=PROMPT, fields=prompts[number].fields)
+            out.add(number, ids, LossFlags.none_trained(ids.size), side=PROMPT, fields=prompts[number].fields)
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 
@@ -804,15 +800,15 @@ def _list_documents(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | Non
 
     A document is None if its trained tokens are not exactly its end.
     """
-    if encoded.numbers is None or encoded.mask is None:
-        raise AssertionError("encoded conversations have numbers and a mask")
+    if encoded.numbers is None:
+        raise AssertionError("encoded conversations have numbers")
     answers: dict[int, list[_AnswerTokens | None]] = {}
     stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
     media = encoded.media or [()] * len(stops)
+    codes = encoded.flags.codes
     for number, begin, stop, placed in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, media, strict=False):
-        mask = encoded.mask[begin:stop]
-        start = mask.size - int(np.count_nonzero(mask))
-        is_answer = mask[start:].all() and not has_loss_weights(mask)
+        start = stop - begin - int(np.count_nonzero(codes[begin:stop]))
+        is_answer = bool((codes[begin + start : stop] == 1).all())
         answer = _AnswerTokens(encoded.ids[begin:stop], start, placed) if is_answer else None
         answers.setdefault(number, []).append(answer)
     return answers

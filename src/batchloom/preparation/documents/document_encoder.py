@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, PreferencePair, Records
 from batchloom.core.errors import InputError
-from batchloom.core.loss_weights import TokenFlags, has_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.conversation_encoder import (
     EncodedBatch,
@@ -285,11 +285,9 @@ class EncodedDocuments:
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
         lengths = np.concatenate([np.zeros(0, np.uint32), *(batch.lengths for batch in encoded)])
         self.lengths, self.end_id = StoreLengths(lengths), end_id
-        self.masked = any(batch.mask is not None for batch in encoded)
         self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *(batch.ids for batch in encoded)])
-        masks = [np.ones(batch.ids.size, bool) if batch.mask is None else batch.mask for batch in encoded]
-        self._flags: TokenFlags = np.concatenate([np.zeros(0, bool), *masks])
-        self.weighted = has_loss_weights(self._flags)
+        self._flags = LossFlags.join(batch.flags for batch in encoded)
+        self.masked, self.weighted = not self._flags.is_plain, self._flags.has_weights
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def locate(self, documents: DocumentNumbers) -> None:
@@ -306,9 +304,9 @@ class EncodedDocuments:
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.bool_]]:
         """Return the trained flags of document spans."""
-        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+        return [flags.trained for flags in self.flags(documents, starts, lengths)]
 
-    def flags(self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers) -> list[TokenFlags]:
-        """Return the trained flags or codes of loss weights of document spans as views."""
+    def flags(self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers) -> list[LossFlags]:
+        """Return the loss flags of document spans as views."""
         begins = self._starts[documents] + starts
         return [self._flags[a : a + n] for a, n in zip(begins, lengths, strict=True)]

@@ -29,7 +29,7 @@ from batchloom.core.document import (
 from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
-from batchloom.core.loss_weights import TokenFlags, make_token_flags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import PLACEHOLDER_PATTERN, Medium
 from batchloom.core.settings import suggest
 from batchloom.preparation.documents.chat_encoding import (
@@ -201,7 +201,7 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
         write_with_control(ids, bounds, tokenizer, tokens[offset : offset + size])
         offset += size
     document_lengths = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.uint32)
-    return EncodedBatch(tokens, document_lengths, added=added)
+    return EncodedBatch(tokens, document_lengths, LossFlags.all_trained(tokens.size), added=added)
 
 
 def encode_fim_texts(
@@ -219,7 +219,8 @@ def encode_fim_texts(
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
     original_tokens = (plain.ids, plain.lengths) if plain else None
-    return EncodedBatch(tokens, lengths, added=added, moved=segments.moved, plain=original_tokens)
+    flags = LossFlags.all_trained(tokens.size)
+    return EncodedBatch(tokens, lengths, flags, added=added, moved=segments.moved, plain=original_tokens)
 
 
 def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -244,14 +245,11 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
                 "tokenizer made these ids, name it with --tokenizer"
             )
             out.faults.append(EncodeFault(number, reason))
-        elif row.trained is not None and not row.trained.any():
+        elif not row.flags.is_plain and not row.flags.count_trained():
             out.dropped.append(EncodeFault(number, _UNTRAINED))
         elif row.ids.size:
-            out.rounded |= row.rounded
-            out.add(number, row.ids, np.ones(row.ids.size, bool) if row.trained is None else row.trained)
-    batch = out.build(dtype)
-    has_mask = any(rows[number].trained is not None for number in out.numbers)
-    return batch if has_mask else replace(batch, mask=None)
+            out.add(number, row.ids, row.flags)
+    return out.build(dtype)
 
 
 def encode_segments(
@@ -262,13 +260,13 @@ def encode_segments(
     With ``train_on`` ``all``, every segment is trained. A text that is too long is dropped, never cut.
     """
     out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
-    flags: list[tuple[TokenFlags, bool]] = []
+    flags: list[LossFlags] = []
     least = 1.0 if chat is not None and chat.train_on == "all" else 0.0
     for number, document in enumerate(documents):
         weights = np.array(document.trained, np.float64)
         try:
             check_surrogates("".join(document.texts))
-            flags.append(make_token_flags(np.where(weights > 0, weights, least) * document.weight))
+            flags.append(LossFlags.from_weights(np.where(weights > 0, weights, least) * document.weight))
         except (RenderError, UnusableRecordError) as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
@@ -276,16 +274,15 @@ def encode_segments(
         texts += document.texts
     ids, bounds = _get_exact_tokenizer(tokenizer).encode_batch(texts, control=True)
     sizes, first = np.diff(bounds), 0
-    for number, (segment_flags, rounded) in zip(numbers, flags, strict=True):
+    for number, segment_flags in zip(numbers, flags, strict=True):
         segments = slice(first, first + len(documents[number].texts))
         first = segments.stop
         begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
-        mask = np.repeat(segment_flags, sizes[segments])
+        token_flags = segment_flags.repeat(sizes[segments])
         if chat is not None and (excess := describe_excess(end - begin, number, chat)):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
-        elif mask.any():
-            out.rounded |= rounded
-            out.add(number, ids[begin:end], mask)
+        elif token_flags.count_trained():
+            out.add(number, ids[begin:end], token_flags)
         else:
             out.dropped.append(EncodeFault(number, _UNTRAINED))
     return out.build(dtype)
@@ -293,10 +290,13 @@ def encode_segments(
 
 def weigh_documents(batch: EncodedBatch, weights: Sequence[float]) -> EncodedBatch:
     """Give all trained tokens of a document the weight of its record."""
-    flags, rounded = make_token_flags(np.array(weights))
-    numbers = slice(None) if batch.numbers is None else batch.numbers
-    mask = np.repeat(flags[numbers], batch.lengths)
-    return replace(batch, mask=mask if batch.mask is None else mask * batch.mask, rounded=rounded)
+    document_weights = np.array(weights)
+    if batch.numbers is not None:
+        document_weights = document_weights[batch.numbers]
+    flags = LossFlags.from_weights(document_weights).repeat(batch.lengths)
+    if not batch.flags.is_plain:
+        flags = LossFlags.from_codes(flags.codes * batch.flags.trained, rounded=flags.rounded)
+    return replace(batch, flags=flags)
 
 
 # The last tokenizer of this process, and the same on an engine that parses control tokens exactly.
@@ -446,7 +446,7 @@ def encode_interleaved(
     plain_numbers = [number for number, document in enumerate(documents) if not document.media]
     ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
     for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        document_tokens[number] = ids[start:stop], np.ones(stop - start, np.bool_), []
+        document_tokens[number] = ids[start:stop], LossFlags.all_trained(stop - start), []
     for number in sorted(document_tokens):
         if documents[number].weight:
             out.add(number, *document_tokens[number])
@@ -462,7 +462,7 @@ def encode_interleaved(
         batch,
         ids=add_control_tokens(batch.ids, bounds, tokenizer, dtype),
         lengths=batch.lengths + np.uint32(before + 1),
-        mask=np.insert(np.concatenate(out.masks), control_offsets, True) if out.masks else batch.mask,
+        flags=LossFlags.from_codes(np.insert(batch.flags.codes, control_offsets, 1)),
         added=(before, 1),
         media=[[medium._replace(start=medium.start + before) for medium in media] for media in out.media],
     )
@@ -472,7 +472,7 @@ def encode_interleaved(
 
 def _encode_with_media(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
-) -> dict[int, tuple[NDArray[np.uint32], TokenFlags, list[PlacedMedium]]]:
+) -> dict[int, tuple[NDArray[np.uint32], LossFlags, list[PlacedMedium]]]:
     """Return ids, mask and media of documents with media; append others to ``faults``."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []
@@ -501,7 +501,7 @@ def _encode_with_media(
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
         else:
-            document_tokens[number] = expanded.ids, expanded.mask, placed
+            document_tokens[number] = expanded.ids, expanded.flags, placed
     return document_tokens
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import DamagedFileError
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
@@ -323,7 +323,7 @@ class DocumentSink(Protocol):
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: TokenFlags | None = None,
+        flags: LossFlags,
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
@@ -614,7 +614,7 @@ class UnitTokenizer:
         subject = f"Template {self._context.chat.renderer.name}" if self._context.chat else "The tokenizer"
         for change, numbers in encoded_batch.altered.items():
             self._note_alteration(f"{subject} {change}", rows[numbers])
-        if encoded_batch.rounded:
+        if encoded_batch.flags.rounded:
             self._note_alteration(ROUNDED_WEIGHTS, rows)
         if encoded_batch.numbers is not None:
             self._count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
@@ -646,7 +646,7 @@ class UnitTokenizer:
                 encoded_batch.ids,
                 rows,
                 codes,
-                encoded_batch.mask,
+                encoded_batch.flags,
                 added=encoded_batch.added,
                 plain=encoded_batch.plain,
                 media=encoded_batch.media,

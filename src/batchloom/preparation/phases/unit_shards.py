@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardCutter,
@@ -32,6 +32,7 @@ from batchloom.preparation.units.unit_files import (
     read_unit_columns,
     read_unit_fields,
     read_unit_media,
+    select_flag_ranges,
     stored_lengths,
     tokens_file_name,
     trained_file_name,
@@ -256,12 +257,12 @@ def _map_unit_signatures(unit_shards: UnitShards) -> MinHashSignatures | None:
     return MinHashSignatures(keys.reshape(-1, banding.bands), banding)
 
 
-def _iter_flags(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Yield the flags and weight codes of a token file; none if the file is missing."""
+def _iter_flags(path: Path) -> Iterator[LossFlags]:
+    """Yield the flags of a token file; none if the file is missing."""
     if path.exists():
         with translate_read_errors(path), path.open("rb") as file:
-            while (flags := np.fromfile(file, np.uint8, _CHUNK_TOKENS)).size:
-                yield flags
+            while (codes := np.fromfile(file, np.uint8, _CHUNK_TOKENS)).size:
+                yield LossFlags.from_codes(codes)
 
 
 def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) -> dict[str, list[ShardEntry]]:
@@ -284,8 +285,8 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
-                    tokens, trained = batch.tokens[code]
-                    writer.add(batch.rows, tokens, batch.starts, subset_indices, trained, batch.first)
+                    tokens, flags = batch.tokens[code]
+                    writer.add(batch.rows, tokens, batch.starts, subset_indices, flags, batch.first)
             if sidecars.signatures is not None:
                 release_pages(sidecars.signatures.keys)
         return {name: writer.finish() for name, writer in writers.items()}
@@ -315,16 +316,16 @@ class _UnitTokenReader:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def read(self, count: int) -> tuple[NDArray[np.generic], NDArray[np.uint8] | None]:
-        """Return the next tokens and their flags or weight codes; None if all are trained."""
+    def read(self, count: int) -> tuple[NDArray[np.generic], LossFlags]:
+        """Return the next tokens and their flags."""
         with translate_read_errors(self._path):
             tokens = np.fromfile(self._tokens, self._dtype, count)
         with translate_read_errors(self._flags_path):
-            flags = None if self._flags is None else np.fromfile(self._flags, np.uint8, count)
-        if len(tokens) < count or (flags is not None and len(flags) < count):
+            codes = None if self._flags is None else np.fromfile(self._flags, np.uint8, count)
+        if len(tokens) < count or (codes is not None and len(codes) < count):
             raise self._make_changed_error()
         self._hash.update(tokens.data)
-        return tokens, flags
+        return tokens, LossFlags(count, codes)
 
     def check(self, checksum: str) -> None:
         """Raise if other tokens were read than written; no later check could tell."""
@@ -349,7 +350,7 @@ class _ShardBatch(NamedTuple):
     remaining_mask: NDArray[np.bool_]
     codes: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    tokens: list[tuple[NDArray[np.generic], NDArray[np.uint8] | None]]
+    tokens: list[tuple[NDArray[np.generic], LossFlags]]
     first: int
 
 
@@ -452,14 +453,13 @@ class SubsetWriter:
         tokens: NDArray[np.generic],
         starts: NDArray[np.int64],
         row_indices: NDArray[np.int64],
-        trained: TokenFlags | None = None,
+        flags: LossFlags,
         first: int = 0,
     ) -> None:
         """Append the documents ``row_indices`` of ``rows``.
 
-        ``starts`` is the offset of each row's first token in ``tokens``. ``trained`` has the flag or weight code
-        of each of ``tokens``; None means that all are trained. ``first`` is the index of the first row among the
-        documents of the signatures.
+        ``starts`` is the offset of each row's first token in ``tokens``, whose loss flags are ``flags``. ``first`` is
+        the index of the first row among the documents of the signatures.
         """
         for begin, end, starts_shard in self._cutter.cut(rows[row_indices]):
             if starts_shard:
@@ -470,8 +470,7 @@ class SubsetWriter:
                 raise AssertionError("the first range of a cutter must start a shard")
             shard_rows = rows[shard_indices]
             bounds = starts[shard_indices], starts[shard_indices] + shard_rows["length"]
-            flags = None if trained is None else concatenate_ranges(trained, *bounds)
-            self._shard.append(concatenate_ranges(tokens, *bounds), flags)
+            self._shard.append(concatenate_ranges(tokens, *bounds), select_flag_ranges(flags, *bounds))
             self._rows.append(shard_rows)
             self._positions.append(first + shard_indices)
 

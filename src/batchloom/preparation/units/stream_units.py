@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
@@ -94,7 +94,7 @@ class StreamBatchWriter:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: TokenFlags | None,
+        flags: LossFlags,
         media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
         if media:
@@ -105,9 +105,9 @@ class StreamBatchWriter:
         with wrap_write_errors(self._folder):
             self._open[_TOKENS].write(np.ascontiguousarray(tokens).data)
             self._open[_ROWS].write(rows.tobytes())
-            if trained is not None:
-                self._open[_FLAGS].write(np.ascontiguousarray(trained).data)
-        self._batches.append((len(rows), len(tokens), trained is not None))
+            if not flags.is_plain:
+                self._open[_FLAGS].write(np.ascontiguousarray(flags.codes).data)
+        self._batches.append((len(rows), len(tokens), not flags.is_plain))
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         self._columns.add(part, columns)
@@ -212,7 +212,7 @@ def _copy_stream_batch(
             rows["record"] += shift[rows["part"]]
             rows["part"] = parts[rows["part"]]
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
-            flags = np.fromfile(flags_file, np.uint8, tokens) if flagged else None
+            flags = LossFlags(tokens, np.fromfile(flags_file, np.uint8, tokens) if flagged else None)
             placed_media = read_placed_media(media, first, documents)
             files.add(ids, rows, membership.codes(rows), flags, media=placed_media)
             first += documents

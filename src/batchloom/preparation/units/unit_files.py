@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.core.files import PARTIAL_SUFFIX
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumInfo
 from batchloom.preparation.dedup.near_duplicates import NO_KEY, compute_signatures
 from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
@@ -92,6 +92,13 @@ def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: ND
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
+def select_flag_ranges(flags: LossFlags, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> LossFlags:
+    """Return the flags of the ranges [starts, stops) in sequence."""
+    if flags.is_plain:
+        return LossFlags.all_trained(int((stops - starts).sum()))
+    return LossFlags.from_codes(concatenate_ranges(flags.codes, starts, stops))
+
+
 def tokens_file_name(subset: str) -> str:
     return f"tokens.{subset}.bin"
 
@@ -99,7 +106,7 @@ def tokens_file_name(subset: str) -> str:
 def trained_file_name(subset: str) -> str:
     """Return the file name of the flags of a subset.
 
-    The file has one byte per token, a trained flag or the code of a loss weight. It exists only if some token is not
+    The file has one byte per token, the code of its loss weight. It exists only if some token is not
     trained or has another weight than 1.
     """
     return f"trained.{subset}.bool"
@@ -143,7 +150,7 @@ class UnitFiles:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: TokenFlags | None = None,
+        flags: LossFlags,
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
@@ -151,10 +158,9 @@ class UnitFiles:
     ) -> None:
         """Append documents: tokens of unseen ones (concatenated), rows and subset codes.
 
-        ``trained`` has the flag or weight code of each token; None means that all are trained. ``added`` is the number
-        of control tokens before and after the text of each document. ``plain`` has the tokens and lengths of unseen
-        documents to compare; None to compare those written. ``media`` has the media of each document; empty if there
-        are none.
+        ``added`` is the number of control tokens before and after the text of each document. ``plain`` has the tokens
+        and lengths of unseen documents to compare; None to compare those written. ``media`` has the media of each
+        document; empty if there are none.
         """
         lengths = stored_lengths(rows)
         stops = np.cumsum(lengths)
@@ -167,9 +173,8 @@ class UnitFiles:
                 self._hashes[name].update(subset_tokens.data)
                 with wrap_write_errors(self._folder):
                     self._open[tokens_file_name(name)].write(subset_tokens.data)
-                    if trained is not None or trained_file_name(name) in self._open:
-                        flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._write_trained_flags(name, concatenate_ranges(flags, *ranges))
+                    if not flags.is_plain or trained_file_name(name) in self._open:
+                        self._write_flags(name, select_flag_ranges(flags, *ranges))
                 self._tokens[name] += subset_tokens.size
         if media:
             self._media.add(media, self._documents)
@@ -229,7 +234,7 @@ class UnitFiles:
         with wrap_write_errors(self._folder):
             self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _write_trained_flags(self, subset: str, flags: TokenFlags) -> None:
+    def _write_flags(self, subset: str, flags: LossFlags) -> None:
         """Append flags; tokens before the first flags of a subset count as trained."""
         name = trained_file_name(subset)
         if name not in self._open:
@@ -237,7 +242,7 @@ class UnitFiles:
             for start in range(0, self._tokens[subset], _CHUNK_TOKENS):
                 size = min(_CHUNK_TOKENS, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
-        self._open[name].write(flags.data)
+        self._open[name].write(flags.codes.data)
 
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Append the JSON of carried columns: all documents of a job carry some, or none."""

@@ -46,7 +46,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
-from batchloom.core.loss_weights import TokenFlags
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.manifest import SourceEntry
@@ -124,8 +123,8 @@ class MaskBuilder:
         self._bits = bytearray()
         self._pending_flags = np.zeros(0, bool)
 
-    def append(self, trained: TokenFlags) -> None:
-        """Add the flags or weight codes of the next tokens [n]."""
+    def append(self, trained: NDArray[np.bool_]) -> None:
+        """Add the trained flags of the next tokens [n]."""
         self.tokens += trained.size
         self.trained += int(np.count_nonzero(trained))
         pending_flags = np.concatenate([self._pending_flags, trained])
@@ -137,7 +136,7 @@ class MaskBuilder:
         """Yield the flags so far in bounded chunks."""
         for start in range(0, len(self._bits), _CHUNK_BYTES):
             yield np.unpackbits(np.frombuffer(self._bits[start : start + _CHUNK_BYTES], np.uint8), bitorder="little")
-        yield (self._pending_flags != 0).view(np.uint8)
+        yield self._pending_flags.view(np.uint8)
 
     def to_bytes(self) -> bytes | None:
         """Return the complete ``.mask`` file, or None if every token is trained."""
@@ -147,7 +146,7 @@ class MaskBuilder:
         return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()
 
 
-def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[TokenFlags]) -> Iterator[bytes]:
+def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
     """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts."""
     yield HEADER.pack(_MASK_MAGIC, 1, tokens, trained)
     pending_flags = np.zeros(0, bool)

@@ -515,7 +515,7 @@ def _write_compacted_shard(
     folder = store.path / store.split
     try:
         for document_range in iter_document_ranges(store, shard):
-            writer.append(document_range.ids, document_range.trained)
+            writer.append(document_range.ids, document_range.flags)
             tick(len(document_range.lengths))
         provenance = store.provenance.shard(shard)
         remaining_documents = np.delete(np.arange(len(provenance)), removed_documents)

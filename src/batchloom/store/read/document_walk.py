@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import format_count
 from batchloom.store.format.shard_sidecars import (
@@ -38,8 +38,7 @@ class DocumentRange:
     Attributes:
         lengths: tokens of each document, int64 [n].
         ids: token ids of all documents back to back, in the store's dtype.
-        trained: trained flag of each token, or the code of its loss weight in a store with weights; None in a
-            store without either.
+        flags: loss flags of the tokens.
         sources: index of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
         sides: pair and side of each document; None without an objective.
@@ -49,7 +48,7 @@ class DocumentRange:
 
     lengths: NDArray[np.int64]
     ids: NDArray[Any]
-    trained: TokenFlags | None
+    flags: LossFlags
     sources: NDArray[np.int64] | None
     records: NDArray[np.int64] | None
     sides: PairIndex | None = None
@@ -82,12 +81,14 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             lengths = store.lengths.take(numbers).astype(np.int64)
             zeros = np.zeros(len(numbers), np.int64)
             rows = numbers - first
+            ids = np.concatenate(store.read(numbers, zeros, lengths))
+            flags = LossFlags.all_trained(ids.size)
+            if store.masked or store.reader.weighted:
+                flags = LossFlags.join(store.reader.flags(numbers, zeros, lengths))
             yield DocumentRange(
                 lengths,
-                np.concatenate(store.read(numbers, zeros, lengths)),
-                np.concatenate(store.reader.flags(numbers, zeros, lengths))
-                if store.masked or store.reader.weighted
-                else None,
+                ids,
+                flags,
                 None if sources is None else sources[rows],
                 None if records is None else records[rows],
                 None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
@@ -425,7 +424,7 @@ class StoredDocument:
     def loss_weights(self) -> NDArray[np.float32]:
         """Loss weight of each token, float32 [tokens]: 0 if it is not trained."""
         token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
-        return decode_loss_weights(self._store.reader.flags(*token_range)[0])
+        return self._store.reader.flags(*token_range)[0].weights
 
     @property
     def trained_text(self) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import LossFlags
 from batchloom.store.format.manifest import Manifest
 from batchloom.store.format.shard_sidecars import (
     LossMask,
@@ -149,19 +149,19 @@ class SubsetReader(SubsetFiles):
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; see :meth:`Store.mask`."""
-        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+        return [flags.trained for flags in self.flags(documents, starts, lengths)]
 
-    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Read the trained flags or weight codes of token ranges; see :meth:`read`."""
-        flags: list[TokenFlags] = [np.ones(length, bool) for length in lengths.tolist()]
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
+        """Read the loss flags of token ranges; see :meth:`read`."""
+        flags = [LossFlags.all_trained(length) for length in lengths.tolist()]
         if self._flag_suffixes:
             shards = self.table.shards_of(documents)
             begins = self._find_begins(documents, shards) + starts
             for index, (shard, begin) in enumerate(zip(shards.tolist(), begins.tolist(), strict=True)):
                 if (flag_file := self.find_flag_file(shard)) is not None:
-                    flags[index] = flag_file.slice(begin, begin + flags[index].size)
+                    flags[index] = LossFlags.from_codes(flag_file.slice(begin, begin + flags[index].size))
         for index in self._list_removed_indices(documents):
-            flags[index] = np.zeros(flags[index].size, bool)
+            flags[index] = LossFlags.none_trained(flags[index].size)
         return flags
 
     def _find_begins(self, documents: Ids, shards: Ids) -> Ids:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
-from batchloom.core.loss_weights import TokenFlags, has_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.store.format.layout import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
@@ -209,11 +209,11 @@ class _WeightsWriter:
             self._file: BinaryIO = self._partial_path.open("wb")
             self._file.write(encode_weights_header(0, 0))
 
-    def append(self, flags: TokenFlags) -> None:
-        """Append the flags or weight codes of tokens."""
+    def append(self, codes: NDArray[np.uint8]) -> None:
+        """Append the weight codes of tokens."""
         with wrap_write_errors(self._path):
-            self._file.write(np.ascontiguousarray(flags).data)
-        self._tokens += flags.size
+            self._file.write(np.ascontiguousarray(codes).data)
+        self._tokens += codes.size
 
     def finish(self, trained: int) -> str:
         """Complete and rename the file; return its checksum."""
@@ -245,37 +245,34 @@ class ShardWriter:
             self._partial_path.unlink(missing_ok=True)
             self._file: BinaryIO = self._partial_path.open("wb")
 
-    def append(self, tokens: NDArray[np.generic], trained: TokenFlags | None = None) -> None:
-        """Append tokens and their flags or weight codes; None: all are trained.
-
-        Calls need not align with document boundaries.
-        """
+    def append(self, tokens: NDArray[np.generic], flags: LossFlags) -> None:
+        """Append tokens and their flags; calls need not align with document boundaries."""
         data = np.ascontiguousarray(tokens, self._dtype)
         with wrap_write_errors(self._partial_path):
             self._file.write(data.data)
         self._hash.update(data.data)
         self._checksums.append(data.data)
-        if trained is not None and self._mask is None:
+        if self._mask is None and not flags.is_plain:
             self._mask = MaskBuilder()
             self._mask.append(np.ones(self._tokens, bool))
         if self._mask is not None:
-            self._append_flags(self._mask, np.ones(data.size, bool) if trained is None else trained)
+            self._append_flags(self._mask, flags)
         self._tokens += data.size
 
-    def _append_flags(self, mask: MaskBuilder, flags: TokenFlags) -> None:
-        if self._weights is None and has_loss_weights(flags):
+    def _append_flags(self, mask: MaskBuilder, flags: LossFlags) -> None:
+        if self._weights is None and flags.has_weights:
             self._weights = _WeightsWriter(self._stem.with_suffix(".weights"))
             for earlier_flags in mask.iter_flags():
                 self._weights.append(earlier_flags)
         if self._weights is not None:
-            self._weights.append(flags)
-        mask.append(flags)
+            self._weights.append(flags.codes)
+        mask.append(flags.trained)
 
-    def link_tokens(self, path: Path, checksum: str, trained: Iterable[TokenFlags]) -> bool:
+    def link_tokens(self, path: Path, checksum: str, flags: Iterable[LossFlags]) -> bool:
         """Hard-link a complete file as the shard's tokens, instead of :meth:`append`.
 
-        ``trained`` yields the flags or weight codes of all tokens; nothing if all are trained. False means that the
-        file system has no hard links; the shard is then abandoned.
+        ``flags`` yields those of all tokens; nothing if all are trained. False means that the file system has no hard
+        links; the shard is then abandoned.
         """
         self._file.close()
         with wrap_write_errors(self._partial_path):
@@ -290,8 +287,8 @@ class ShardWriter:
             self._tokens = self._partial_path.stat().st_size // self._dtype.itemsize
         self._checksum, self._checksums = checksum, compute_file_checksums(self._partial_path)
         self._mask = MaskBuilder()
-        for flags in trained:
-            self._append_flags(self._mask, flags)
+        for chunk_flags in flags:
+            self._append_flags(self._mask, chunk_flags)
         return True
 
     def finish(

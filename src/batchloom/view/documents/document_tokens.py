@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.loss_weights import decode_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.store import Store
 from batchloom.tokens import Tokenizer
 
@@ -140,9 +140,7 @@ def read_weights(
     store: Store, documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Return the loss weight of each token of token ranges, back to back."""
-    if not (store.masked or store.reader.weighted):
-        return np.ones(int(lengths.sum()), np.float32)
-    return decode_loss_weights(np.concatenate(store.reader.flags(documents, starts, lengths)))
+    return LossFlags.join(store.reader.flags(documents, starts, lengths)).weights
 
 
 def group_tokens(
