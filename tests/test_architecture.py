@@ -421,7 +421,7 @@ HASHING_MODULES = {"preparation/dedup/near_duplicates.py"}
 # Modules that change or move tokens on request.
 CHANGING_MODULES = {
     "batches/assembly/augment.py",
-    "preparation/documents/token_encoder.py",
+    "preparation/documents/fill_in_the_middle.py",
 }
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
 DRAWING_MODULES = {

@@ -10,7 +10,7 @@ import pytest
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.preparation import ChatEncoder, ChatRecipe, OverlongError
-from batchloom.preparation.documents.conversation_encoder import encode_prompts
+from batchloom.preparation.documents.encode_answers import encode_prompts
 from batchloom.store import PROMPT
 from chat.conversations import CHATML, LLAMA3, THINKING
 

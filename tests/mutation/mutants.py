@@ -434,7 +434,7 @@ PREPARATION = (
     # Documents begin with the end token where the model expects its beginning token.
     Mutant(
         "end-token-for-beginning-token",
-        "preparation/documents/conversation_encoder.py",
+        "preparation/documents/encode_text.py",
         "output[begins] = tokenizer.bos_id",
         "output[begins] = tokenizer.end_id",
         ("preparation/test_store.py", "tokens"),
@@ -494,7 +494,7 @@ PREPARATION = (
     # A long conversation loses a turn that would have ended exactly at the limit.
     Mutant(
         "turn-limit-one-token-low",
-        "preparation/documents/conversation_encoder.py",
+        "preparation/documents/encode_chat.py",
         "return max((stop for stop in ends if stop <= limit), default=0)",
         "return max((stop for stop in ends if stop < limit), default=0)",
         ("chat/test_overlong_conversations.py",),

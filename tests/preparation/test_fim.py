@@ -24,7 +24,8 @@ from batchloom.preparation import (
     recipe_to_plain,
     run_recipe,
 )
-from batchloom.preparation.documents.token_encoder import FimCutter, apply_fim, hash_documents
+from batchloom.preparation.documents.document_facts import hash_documents
+from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_fim
 from batchloom.preparation.settings import fim_to_plain, parse_fim
 from batchloom.tokens import train_tokenizer
 from preparation.stores import SMALL_LIMITS, hash_store_files

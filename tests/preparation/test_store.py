@@ -14,7 +14,8 @@ from hypothesis import example, given, settings, strategies as st
 import batchloom
 from batchloom import InputError, open_store
 from batchloom.preparation.documents import MoveCandidates, SubsetRule, hash_to_unit_interval
-from batchloom.preparation.documents.token_encoder import add_control_tokens, hash_documents
+from batchloom.preparation.documents.document_facts import hash_documents
+from batchloom.preparation.documents.encode_text import add_control_tokens
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index

@@ -1,11 +1,10 @@
-from .documents.chat_encoding import ChatEncoder as ChatEncoder
-from .documents.conversation_encoder import (
-    OverlongError as OverlongError,
-    encode_conversations as encode_conversations,
+from .documents.encode_answers import (
     encode_labelled_answers as encode_labelled_answers,
     encode_preference_pairs as encode_preference_pairs,
     encode_text_pairs as encode_text_pairs,
 )
+from .documents.encode_chat import ChatEncoder as ChatEncoder, encode_conversations as encode_conversations
+from .documents.encoded_batch import OverlongError as OverlongError
 from .documents.subsets import (
     DocumentGroup as DocumentGroup,
     balance_subsets as balance_subsets,

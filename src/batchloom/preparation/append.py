@@ -13,8 +13,8 @@ from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_reg
 from batchloom.core.synthetic_data import SYNTHETIC
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.dedup.sorted_keys import write_keys
+from batchloom.preparation.documents.document_facts import make_duplicate_keys
 from batchloom.preparation.documents.record_parsers import RecordParsers, describe_contents
-from batchloom.preparation.documents.token_encoder import make_duplicate_keys
 from batchloom.preparation.identity.processors import compute_processor_fingerprint
 from batchloom.preparation.identity.recipe_identity import recipe_to_plain
 from batchloom.preparation.report.report import read_report

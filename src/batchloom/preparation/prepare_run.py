@@ -30,7 +30,8 @@ from batchloom.preparation.append import (
     read_tokenizer_state,
     select_new_inputs,
 )
-from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.documents.encode_documents import EncodeContext
+from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import (
     PLAIN_TEXT_NOTE,
     WHOLE_TEXTS,
@@ -39,7 +40,6 @@ from batchloom.preparation.documents.record_parsers import (
     check_one_objective,
 )
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
-from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import (
     choose_dtype_name,
     choose_job_template,

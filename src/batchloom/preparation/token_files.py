@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import describe_missing_path, refuse_url
-from batchloom.preparation.documents.token_encoder import split_digests
+from batchloom.preparation.documents.document_facts import split_digests
 from batchloom.preparation.units.unit_files import concatenate_ranges
 from batchloom.sources import STORE_MARKER_NAME
 from batchloom.store import map_file

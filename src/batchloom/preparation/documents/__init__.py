@@ -1,6 +1,6 @@
 """From records to token ids and loss masks.
 
-Read `record_parsers.py` and `document_encoder.py` first.
+Read `record_parsers.py` and `encode_documents.py` first.
 """
 
 import lazy_loader

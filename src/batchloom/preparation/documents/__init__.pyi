@@ -1,13 +1,14 @@
-from .chat_encoding import ChatEncoder as ChatEncoder, PlacedMedium as PlacedMedium
-from .conversation_encoder import EncodedBatch as EncodedBatch
-from .document_encoder import (
-    DirectEncoder as DirectEncoder,
+from .direct_encoder import DirectEncoder as DirectEncoder, EncodedDocuments as EncodedDocuments
+from .document_facts import estimate_characters as estimate_characters, make_duplicate_keys as make_duplicate_keys
+from .encode_chat import ChatEncoder as ChatEncoder
+from .encode_documents import (
     DocumentEncoder as DocumentEncoder,
     EncodeContext as EncodeContext,
-    EncodedDocuments as EncodedDocuments,
     UnitEncoder as UnitEncoder,
     encode_documents as encode_documents,
 )
+from .encoded_batch import EncodedBatch as EncodedBatch
+from .media_tokens import PlacedMedium as PlacedMedium
 from .record_parsers import (
     TEMPLATED_KINDS as TEMPLATED_KINDS,
     WHOLE_TEXTS as WHOLE_TEXTS,
@@ -23,10 +24,6 @@ from .subsets import (
     MoveCandidates as MoveCandidates,
     SubsetRule as SubsetRule,
     hash_to_unit_interval as hash_to_unit_interval,
-)
-from .token_encoder import (
-    estimate_characters as estimate_characters,
-    make_duplicate_keys as make_duplicate_keys,
 )
 from .tokenizer_choice import (
     choose_dtype_name as choose_dtype_name,

@@ -20,21 +20,17 @@ from batchloom.core.errors import DamagedFileError
 from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
-from batchloom.preparation.documents.chat_encoding import PlacedMedium
-from batchloom.preparation.documents.conversation_encoder import (
+from batchloom.preparation.documents.document_facts import estimate_characters, hash_and_measure, split_digests
+from batchloom.preparation.documents.encode_documents import EncodeContext, UnitEncoder, normalize_records
+from batchloom.preparation.documents.encoded_batch import (
     ROUNDED_WEIGHTS,
     UNTRAINED_RULE,
     EncodedBatch,
     EncodeFault,
     OverlongError,
 )
-from batchloom.preparation.documents.document_encoder import (
-    EncodeContext,
-    UnitEncoder,
-    normalize_records,
-)
+from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParser
-from batchloom.preparation.documents.token_encoder import estimate_characters, hash_and_measure, split_digests
 from batchloom.preparation.units.unit_files import ROW, UnitFiles
 from batchloom.preparation.units.unit_report import (
     DropSample,

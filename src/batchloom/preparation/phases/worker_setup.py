@@ -12,11 +12,11 @@ import msgspec
 from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.core.process_state import relax_gc
-from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.document_encoder import DocumentEncoder, EncodeContext
+from batchloom.preparation.documents.encode_chat import ChatEncoder
+from batchloom.preparation.documents.encode_documents import DocumentEncoder, EncodeContext
+from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys

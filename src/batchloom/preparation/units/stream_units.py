@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
 from batchloom.core.loss_weights import LossFlags
-from batchloom.preparation.documents.chat_encoding import PlacedMedium
+from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.settings.recipe import DedupRecipe

@@ -21,8 +21,9 @@ from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumInfo
 from batchloom.preparation.dedup.near_duplicates import NO_KEY, compute_signatures
 from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
-from batchloom.preparation.documents.chat_encoding import PlacedMedium
-from batchloom.preparation.documents.token_encoder import BAD_LABEL, make_duplicate_keys, strip_control_tokens
+from batchloom.preparation.documents.document_facts import BAD_LABEL, make_duplicate_keys
+from batchloom.preparation.documents.encode_text import strip_control_tokens
+from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.work_folder import (
     BAD_NAME,

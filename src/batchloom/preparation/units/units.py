@@ -16,7 +16,7 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, WorkerError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.documents.token_encoder import make_snippet
+from batchloom.preparation.documents.document_facts import make_snippet
 from batchloom.preparation.settings.run_settings import UNIT_BYTES
 from batchloom.preparation.units.unit_report import ReasonCounts
 from batchloom.sources import ReadRules, SourcePart, split_source

@@ -1,37 +1,19 @@
-"""Tokens and verified masks of texts with control tokens, and expansion of media."""
+"""Tokens and verified masks of texts with control tokens."""
 
-import datetime as dt
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
-from types import MappingProxyType
-from typing import NamedTuple, final
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat import NO_TEMPLATE, RenderError, choose_template
-from batchloom.chat.templates import (
-    CONTROL_LIKE,
-    DEFAULT_DATE,
-    CharacterSpan,
-    ConversationRenderer,
-    ConversationText,
-    PlaceholderFormat,
-    TemplateArguments,
-    TextJoiner,
-    WeightedSpan,
-    expand_placeholders,
-    make_control_pattern,
-    write_tools,
-)
-from batchloom.core.addresses import redact_url
-from batchloom.core.document import Conversation
-from batchloom.core.errors import TokenizerError, UnusableRecordError
+from batchloom.chat import RenderError
+from batchloom.chat.templates import CONTROL_LIKE, CharacterSpan, WeightedSpan, make_control_pattern
+from batchloom.core.errors import TokenizerError
 from batchloom.core.loss_weights import LossFlags
-from batchloom.core.medium import Medium, MediumKind
-from batchloom.media import PlaceholderExpansion, ProcessorFamily
+from batchloom.core.medium import MediumKind
+from batchloom.media import ProcessorFamily
 from batchloom.tokens import Tokenizer
 
 
@@ -117,89 +99,6 @@ class ControlEncoder:
         self.is_control = np.zeros(tokenizer.vocab_size, np.bool_)
         self.is_control[list(tokenizer.control.values())] = True
         self.control = make_control_pattern(list(tokenizer.control))
-
-
-@final
-class ChatEncoder(ControlEncoder):
-    """Tokenizer and template for conversations; made once, used for many batches.
-
-    Attributes:
-        renderer: renders conversations as text.
-        joins_texts: whether it joins texts without a template.
-    """
-
-    renderer: ConversationRenderer | TextJoiner
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: str | None = None,
-        *,
-        date: dt.date = DEFAULT_DATE,
-        arguments: TemplateArguments = MappingProxyType({}),
-        tool_format: str | None = None,
-        families: Mapping[MediumKind, ProcessorFamily] = MappingProxyType({}),
-        templates: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Choose and probe a template.
-
-        Args:
-            tokenizer: the tokenizer.
-            template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's own
-                templates, or a file path; ``none`` to join the texts of a prompt and its completion; None for the
-                tokenizer's own, else plain.
-            date: date that ``strftime_now`` of templates returns.
-            arguments: variables of the template; those of a conversation override them.
-            tool_format: ``default`` to write tools and calls into contents; None leaves them to the template.
-            families: processor family by media kind.
-            templates: templates by name, which take precedence over the tokenizer's own.
-
-        Raises:
-            TokenizerError: the tokenizer has no control token for media.
-            TemplateError: the template does not exist or cannot be used.
-            InputMissingError: the template file does not exist.
-        """
-        super().__init__(tokenizer, families)
-        control, chat = tokenizer.control, tokenizer.chat
-        token_by_id = {number: token for token, number in control.items()}
-        special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
-        if tokenizer.bos_id is not None:
-            special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
-        self._tool_format = tool_format
-        self.joins_texts = template == NO_TEMPLATE
-        if self.joins_texts:
-            self.renderer = TextJoiner(special_tokens["eos_token"])
-            return
-        self.renderer = ConversationRenderer(
-            choose_template(template, {**chat.templates, **templates}, control, tokenizer.name),
-            {**special_tokens, **chat.tokens},
-            control,
-            added=tokenizer.added,
-            date=date,
-            arguments=arguments,
-            media={
-                kind: PlaceholderFormat(family.placeholder, family.fallback_text) for kind, family in families.items()
-            },
-        )
-
-    def write_tools(self, conversation: Conversation) -> Conversation:
-        """Return a conversation with its tools and calls in the tool format, if any.
-
-        Raises:
-            RenderError: the tool format cannot write its tools or calls.
-        """
-        return write_tools(conversation) if self._tool_format else conversation
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes on the template and the tokenizer for the user."""
-        if self.sizes is not None:
-            return self.renderer.notes
-        slow = (
-            f"tokens of {self.tokenizer.name!r} cannot be mapped to byte ranges: conversations are encoded with "
-            "tokenizers, one at a time"
-        )
-        return (*self.renderer.notes, slow)
 
 
 EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -421,107 +320,12 @@ def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedToken
     return MaskedTokens(ids, LossFlags.from_codes(trained), starts, in_bytes=False)
 
 
-class MediaText(NamedTuple):
-    """Rendered conversation with the processor's expansions of its media."""
-
-    rendered: ConversationText  # Conversation; each run of a medium's token is a single token
-    media: list[tuple[int, int]]  # (start, stop) of each medium's expansion, in characters
-    expansions: list[PlaceholderExpansion]
-    placeholder_ranges: list[tuple[int, int]]
-
-
-class PlacedMedium(NamedTuple):
-    """Medium among the tokens of its document.
-
-    Attributes:
-        medium: the medium.
-        start: position of its first token in the document.
-        tokens: number of its tokens.
-        grid: patches in time, height and width; zeros if the model uses none.
-    """
-
-    medium: Medium
-    start: int
-    tokens: int
-    grid: tuple[int, int, int]
-
-
-def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
-    """Replace the media placeholders of a text with the processor's expansions."""
-    expansions, placeholder_texts, prefix_lengths = [], [], []
-    for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
-        family = encoder.families[medium.kind]
-        expansion = _expand_medium(medium, family, number)
-        placeholder_text = family.placeholder if placeholder.typed else family.fallback_text
-        expansions.append(expansion)
-        placeholder_texts.append(placeholder_text.replace(family.placeholder, expansion.text))
-        prefix_lengths.append(placeholder_text.index(family.placeholder))
-    expanded, placeholder_ranges = expand_placeholders(rendered, placeholder_texts, encoder.control)
-    media_ranges = [
-        (start + prefix_length, start + prefix_length + len(expansion.text))
-        for (start, _), prefix_length, expansion in zip(placeholder_ranges, prefix_lengths, expansions, strict=True)
-    ]
-    return MediaText(expanded, media_ranges, expansions, placeholder_ranges)
-
-
-def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> PlaceholderExpansion:
-    if medium.info is None:
-        raise AssertionError("media must be inspected before they are encoded")
-    try:
-        return family.expand(medium.info.facts)
-    except UnusableRecordError as error:
-        location = redact_url(medium.location) if medium.location else "in the record"
-        raise RenderError(f"{medium.kind} {number} ({location}) {error.reason}") from error
-
-
-def expand_media_tokens(
-    masked_tokens: MaskedTokens, text: MediaText, media: Sequence[Medium], encoder: ControlEncoder
-) -> tuple[MaskedTokens, list[PlacedMedium]]:
-    """Repeat each medium's token as the processor does, and locate the media.
-
-    Tokens of media are not trained. ``masked_tokens`` has one token per run of a medium's token. Raises
-    RenderError if a medium's token is merged with its neighbours.
-    """
-    rendered_text = text.rendered.text
-    repeats = np.ones(masked_tokens.ids.size, np.int64)
-    codes = masked_tokens.flags.codes.copy()
-    bounds = []
-    for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
-        token = encoder.families[medium.kind].token
-        offsets = [match.start() for match in re.compile(re.escape(token)).finditer(rendered_text, start, stop)]
-        token_indices = masked_tokens.find_tokens(rendered_text, offsets)
-        if token_indices is None or any(number >= masked_tokens.ids.size for number in token_indices):
-            raise RenderError(f"{token!r} is not a separate token in this text")
-        repeats[token_indices] = expansion.runs
-        first, behind = _find_covering_tokens(masked_tokens, rendered_text, start, stop)
-        codes[first:behind] = 0
-        bounds.append(
-            _find_covering_tokens(
-                masked_tokens, rendered_text, *_find_media_bounds(rendered_text, start, stop, encoder)
-            )
-        )
-    if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):
-        raise RenderError("the tokens of two adjacent media are merged into one")
-    edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
-    placed = [
-        PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
-        for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
-    ]
-    ids, starts = np.repeat(masked_tokens.ids, repeats), np.repeat(masked_tokens.starts, repeats)
-    flags = LossFlags.from_codes(codes, rounded=masked_tokens.flags.rounded).repeat(repeats)
-    return masked_tokens._replace(ids=ids, flags=flags, starts=starts), placed
-
-
-def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:
-    """Return the span from the first to the last control token of an expansion.
-
-    Text around them may merge with neighbouring text into one token.
-    """
-    matches = list(encoder.control.finditer(text, start, stop))
-    return (matches[0].start(), matches[-1].end()) if matches else (start, stop)
-
-
-def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:
-    offsets = to_byte_offsets(text, [start, stop]) if masked_tokens.in_bytes else [start, stop]
-    first = int(np.searchsorted(masked_tokens.starts, offsets[0], side="right")) - 1
-    return max(first, 0), int(np.searchsorted(masked_tokens.starts, offsets[1], side="left"))
+def check_surrogates(text: str) -> None:
+    """Raise RenderError for a text with lone surrogates, which no tokenizer accepts."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RenderError(
+                f"it is not valid Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
+            ) from error
