@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
@@ -205,8 +205,11 @@ class InterleavedText:
     weight: float = 1.0
 
 
+SideT_co = TypeVar("SideT_co", bound=Conversation | str, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class PreferencePair:
+class PreferencePair(Generic[SideT_co]):
     """Two answers to one prompt, stored as two documents that share a pair id.
 
     Attributes:
@@ -214,8 +217,8 @@ class PreferencePair:
         rejected: the rejected answer, of the same type as ``chosen``.
     """
 
-    chosen: Conversation | str
-    rejected: Conversation | str
+    chosen: SideT_co
+    rejected: SideT_co
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ ParsedRecord = (
     | InterleavedText
     | SegmentedText
     | Conversation
-    | PreferencePair
+    | PreferencePair[Conversation | str]
     | LabelledConversation
     | CarryingPrompt
     | TokenRow
@@ -381,7 +381,7 @@ class SchemaReader:
             conversation = replace(conversation, completion=last)
         return LabelledConversation(conversation, good)
 
-    def _read_media_pair(self, row: Row) -> PreferencePair:
+    def _read_media_pair(self, row: Row) -> PreferencePair[Conversation | str]:
         """Return the preference pair of a record, each side with its own media."""
         pair = self._read_placed_pair(row)
         column = self._columns["rejected_images"]
@@ -395,7 +395,7 @@ class SchemaReader:
         other_images = {**dict.fromkeys(names), names[0]: rejected_images}
         return PreferencePair(pair.chosen, self._read_placed_pair({**row, **other_images}).rejected)
 
-    def _read_placed_pair(self, row: Row) -> PreferencePair:
+    def _read_placed_pair(self, row: Row) -> PreferencePair[Conversation | str]:
         extractor = MediaExtractor(self._schema, row)
         pair = self._read_pair(extractor.extract_row())
         extractor.check_all_used()
@@ -405,7 +405,7 @@ class SchemaReader:
         ]
         return PreferencePair(*sides)
 
-    def _read_pair(self, row: Row) -> PreferencePair:
+    def _read_pair(self, row: Row) -> PreferencePair[Conversation | str]:
         """Return the preference pair of a record.
 
         Without a prompt column the common leading turns are the prompt. Two texts stay two texts, because

@@ -53,7 +53,7 @@ def _document_bytes(
     document: Conversation
     | InterleavedText
     | SegmentedText
-    | PreferencePair
+    | PreferencePair[Conversation | str]
     | LabelledConversation
     | CarryingPrompt
     | TokenRow,
@@ -108,7 +108,7 @@ def make_snippet(
     | InterleavedText
     | SegmentedText
     | Conversation
-    | PreferencePair
+    | PreferencePair[Conversation | str]
     | LabelledConversation
     | CarryingPrompt
     | TokenRow,

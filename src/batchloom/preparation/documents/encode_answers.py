@@ -5,7 +5,6 @@ Preference pairs stay complete, and answers end their documents.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from batchloom.core.document import CarryingPrompt, Conversation, LabelledConver
 from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents.encode_chat import (
     ChatEncoder,
+    collect_conversations,
     count_common_tokens,
-    encode_conversations,
     prepare_conversation,
 )
 from batchloom.preparation.documents.encode_text import add_control_tokens
@@ -29,7 +28,7 @@ from batchloom.preparation.documents.encoded_batch import (
     describe_excess,
 )
 from batchloom.preparation.documents.masked_tokens import RenderedText, check_surrogates, mask_texts
-from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.media_tokens import PlacedMedium, is_medium_cut, select_media
 from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRecipe, OverlongPolicy
 from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED
 from batchloom.tokens import Tokenizer
@@ -65,7 +64,7 @@ class _AnswerTokens:
 
 
 def encode_preference_pairs(
-    pairs: Sequence[PreferencePair], encoder: ChatEncoder, chat: ChatRecipe, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair[Conversation]], encoder: ChatEncoder, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask both sides of pairs of conversations.
 
@@ -73,18 +72,16 @@ def encode_preference_pairs(
     the two differ before the answers.
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    if not all(isinstance(side, Conversation) for side in sides):
-        raise AssertionError("encode texts with encode_text_pairs")
     try:
-        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, _disable_truncation(chat))
+        encoded = collect_conversations(sides, encoder, _disable_truncation(chat))
     except OverlongError as error:
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
     altered = {change: sorted({number // 2 for number in numbers}) for change, numbers in encoded.altered.items()}
     out, faults, dropped = EncodedBatchBuilder(altered=altered), dict[int, str](), dict[int, str]()
-    for fault in encoded.faults:
+    for fault in sorted(encoded.faults):
         faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
-    for fault in encoded.dropped:
+    for fault in sorted(encoded.dropped):
         dropped.setdefault(fault.number // 2, fault.reason)
     answers = _list_documents(encoded)
     for number in range(len(pairs)):
@@ -109,7 +106,7 @@ def encode_preference_pairs(
 
 
 def encode_text_pairs(
-    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair[str]], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize pairs of plain texts, each with its end token.
 
@@ -117,8 +114,10 @@ def encode_text_pairs(
     are the common prefix of their tokens, like TRL's ``extract_prompt`` and ``DPOTrainer``.
     """
     out, faults, dropped = EncodedBatchBuilder(), dict[int, str](), dict[int, str]()
-    sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]
-    plain, bounds = tokenizer.encode_batch([t for c, r in sides for t in (_find_common_prompt(c, r), c, r)])
+    texts = [
+        text for pair in pairs for text in (_find_common_prompt(pair.chosen, pair.rejected), pair.chosen, pair.rejected)
+    ]
+    plain, bounds = tokenizer.encode_batch(texts)
     ids = add_control_tokens(plain, bounds, tokenizer, np.dtype(np.uint32))
     lengths = np.diff(bounds) + (1 if tokenizer.bos_id is None else 2)
     documents = np.split(ids, np.cumsum(lengths)[:-1])
@@ -143,8 +142,9 @@ def encode_labelled_answers(
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
-    encoded = encode_conversations(conversations, encoder, _disable_truncation(chat))
-    faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
+    encoded = collect_conversations(conversations, encoder, _disable_truncation(chat))
+    faults = {fault.number: fault.reason for fault in sorted(encoded.faults)}
+    dropped = {fault.number: fault.reason for fault in sorted(encoded.dropped)}
     out = EncodedBatchBuilder(altered=encoded.altered)
     for number, answers in _list_documents(encoded).items():
         answer = answers[0]
@@ -249,7 +249,7 @@ def _truncate_answers(
         if prompt_tokens >= limit:
             return f"overlong: {allowed}, and its prompt leaves no room for the answer"
         edges = 0, limit
-    if any(medium.start < edge < medium.start + medium.tokens for a in answers for medium in a.media for edge in edges):
+    if any(is_medium_cut(answer.media, *edges) for answer in answers):
         return f"overlong: {allowed}, and a medium is never cut"
     cut_answers = tuple(_cut_answer(answer, *edges) for answer in answers)
     if len(answers) > 1 and all(np.array_equal(answer.ids, cut_answers[0].ids) for answer in cut_answers):
@@ -259,8 +259,7 @@ def _truncate_answers(
 
 def _cut_answer(answer: _AnswerTokens, start: int, stop: int) -> _AnswerTokens:
     """Return a token range of an answer with the media inside."""
-    media = [medium._replace(start=medium.start - start) for medium in answer.media if start <= medium.start < stop]
-    return _AnswerTokens(answer.ids[start:stop], answer.start - start, media)
+    return _AnswerTokens(answer.ids[start:stop], answer.start - start, select_media(answer.media, start, stop))
 
 
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
@@ -268,22 +267,18 @@ def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, si
     out.add(number, answer.ids, flags, answer.media, side=side)
 
 
-def _list_documents(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None]]:
+def _list_documents(encoded: EncodedBatchBuilder) -> dict[int, list[_AnswerTokens | None]]:
     """Return the documents of each conversation by number.
 
     A document is None if its trained tokens are not exactly its end.
     """
-    if encoded.numbers is None:
-        raise AssertionError("encoded conversations have numbers")
     answers: dict[int, list[_AnswerTokens | None]] = {}
-    stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
-    media = encoded.media or [()] * len(stops)
-    codes = encoded.flags.codes
-    for number, begin, stop, placed in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, media, strict=False):
-        start = stop - begin - int(np.count_nonzero(codes[begin:stop]))
-        is_answer = bool((codes[begin + start : stop] == 1).all())
-        answer = _AnswerTokens(encoded.ids[begin:stop], start, placed) if is_answer else None
-        answers.setdefault(number, []).append(answer)
+    documents = zip(encoded.numbers, encoded.ids, encoded.flags, encoded.media, strict=True)
+    for number, ids, flags, media in documents:
+        start = ids.size - flags.count_trained()
+        # Code 1 is that of a trained token without another weight.
+        is_answer = bool((flags.codes[start:] == 1).all())
+        answers.setdefault(number, []).append(_AnswerTokens(ids, start, media) if is_answer else None)
     return answers
 
 

@@ -3,7 +3,7 @@
 import datetime as dt
 import itertools
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, final
@@ -43,8 +43,15 @@ from batchloom.preparation.documents.masked_tokens import (
     mask_texts,
     weight_texts,
 )
-from batchloom.preparation.documents.media_tokens import MediaText, PlacedMedium, expand_media_tokens, write_expansions
-from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRecipe, OverlongPolicy
+from batchloom.preparation.documents.media_tokens import (
+    MediaText,
+    PlacedMedium,
+    expand_media_tokens,
+    is_medium_cut,
+    select_media,
+    write_expansions,
+)
+from batchloom.preparation.settings.recipe import ChatRecipe, OverlongPolicy
 from batchloom.tokens import Tokenizer
 
 
@@ -146,6 +153,13 @@ def encode_conversations(
     control tokens are where the template wrote them, and its trained tokens begin and end exactly at its trained
     turns. Otherwise the conversation is a fault. Batches of some thousands are fastest.
     """
+    return collect_conversations(conversations, encoder, chat).build(dtype)
+
+
+def collect_conversations(
+    conversations: Sequence[Conversation], encoder: ChatEncoder, chat: ChatRecipe
+) -> EncodedBatchBuilder:
+    """Encode conversations without joining them; see :func:`encode_conversations`."""
     out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
@@ -168,25 +182,29 @@ def encode_conversations(
     for number, sample_group in itertools.groupby(encoded_samples, key=lambda sample: sample[0].number):
         try:
             # One faulty sample makes the record faulty, so none of its samples is stored.
-            proved_samples = [
-                (rendered, *_mask_and_verify(encoder, rendered, text, masked_tokens, prove=chat.prove))
-                for rendered, text, masked_tokens in sample_group
-            ]
+            verified_samples = [_expand_and_verify(encoder, *sample, prove=chat.prove) for sample in sample_group]
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
-        if changes := [change for rendered, *_ in proved_samples for change in rendered.rendered.altered]:
+        if changes := [change for sample in verified_samples for change in sample.rendered.altered]:
             # Each earlier thought is the last one of another sample, or is not wanted.
             is_kept = chat.reasoning == "keep"
             out.note_altered(number, [change for change in changes if is_kept or change != OMITTED_REASONING])
-        for rendered, proved, placed in proved_samples:
-            if chat.max_tokens is not None and proved.ids.size > chat.max_tokens:
-                _apply_overlong(out, rendered, proved, placed, chat)
-            elif proved.flags.count_trained():
-                out.add(number, proved.ids, proved.flags, placed)
-            else:
-                out.dropped.append(EncodeFault(number, "nothing to train: its trained turns have no tokens"))
-    return out.build(dtype)
+        for sample in verified_samples:
+            _add_conversation(out, sample, chat)
+    return out
+
+
+def _add_conversation(out: EncodedBatchBuilder, conversation: "_VerifiedConversation", chat: ChatRecipe) -> None:
+    """Add a conversation, or what the policy keeps of one that is too long."""
+    tokens = conversation.tokens
+    if chat.max_tokens is not None and tokens.ids.size > chat.max_tokens:
+        _OVERLONG[chat.overlong](out, conversation, chat.max_tokens)
+    elif tokens.flags.count_trained():
+        out.add(conversation.number, tokens.ids, tokens.flags, conversation.media)
+    else:
+        reason = "nothing to train: its trained turns have no tokens"
+        out.dropped.append(EncodeFault(conversation.number, reason))
 
 
 def _prepare_samples(record: Conversation, chat: ChatRecipe) -> list[Conversation]:
@@ -288,26 +306,41 @@ class _RenderedConversation(NamedTuple):
     media: MediaText | None
 
 
-def _mask_and_verify(
+class _VerifiedConversation(NamedTuple):
+    """Conversation whose tokens are verified, with the media among them."""
+
+    number: int
+    rendered: ConversationText
+    tokens: MaskedTokens
+    media: list[PlacedMedium]
+
+    def describe_excess(self, limit: int) -> str:
+        return f"{self.tokens.ids.size:,} tokens where {limit:,} are allowed"
+
+
+def _expand_and_verify(
     encoder: ChatEncoder,
     rendered_conversation: _RenderedConversation,
     text: RenderedText,
     masked_tokens: MaskedTokens | str,
     *,
     prove: bool,
-) -> tuple[MaskedTokens, list[PlacedMedium]]:
-    """Return the final tokens of a conversation, and its media with their positions."""
+) -> _VerifiedConversation:
+    """Return a conversation with its final tokens.
+
+    Raises:
+        RenderError: it has no verified tokens, or they are not those of the trained text.
+    """
     if isinstance(masked_tokens, str):
         raise RenderError(masked_tokens)
+    number, conversation, rendered, media_text = rendered_conversation
     placed: list[PlacedMedium] = []
-    if rendered_conversation.media is not None:
-        masked_tokens, placed = expand_media_tokens(
-            masked_tokens, rendered_conversation.media, rendered_conversation.conversation.media, encoder
-        )
-        text = text._replace(trained_spans=subtract_spans(text.trained_spans, rendered_conversation.media.media))
+    if media_text is not None:
+        masked_tokens, placed = expand_media_tokens(masked_tokens, media_text, conversation.media, encoder)
+        text = text._replace(trained_spans=subtract_spans(text.trained_spans, media_text.media))
     if prove and (problem := _find_mask_mismatch(encoder, text, masked_tokens)):
         raise RenderError(problem)
-    return masked_tokens, placed
+    return _VerifiedConversation(number, rendered, masked_tokens, placed)
 
 
 def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens: MaskedTokens) -> str:
@@ -342,108 +375,48 @@ def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens:
     )
 
 
-def _apply_overlong(
-    out: EncodedBatchBuilder,
-    rendered_conversation: _RenderedConversation,
-    masked_tokens: MaskedTokens,
-    placed: Sequence[PlacedMedium],
-    chat: ChatRecipe,
-) -> None:
-    number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, chat.max_tokens or 0)
-    excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
-    if chat.overlong == "error":
-        raise OverlongError(
-            number,
-            f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate, truncate-left, "
-            "truncate-turns, split)",
-        )
-    if chat.overlong == "drop":
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
-        return
-    if chat.overlong == "split" and placed:
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and conversations with media are never cut"))
-        return
-    if chat.overlong == "split":
-        _split_conversation(out, number, masked_tokens, limit)
-        return
-    if chat.overlong in TRUNCATIONS:
-        start, stop = find_kept_range(masked_tokens.ids.size, limit, chat.overlong)
-        # A record may have several samples.
-        if _add_token_range(out, number, masked_tokens, placed, start, stop) and number not in out.truncated[-1:]:
-            out.truncated.append(number)
-        return
-    turns = sorted(turn.head for turn in rendered.turns if turn is not None)
-    heads = masked_tokens.find_tokens(rendered.text, turns)
+def _refuse_overlong(_out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    raise OverlongError(
+        conversation.number,
+        f"has {conversation.describe_excess(limit)}: allow more, or choose a policy for long conversations (drop, "
+        "truncate, truncate-left, truncate-turns, split)",
+    )
+
+
+def _drop_overlong(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    out.dropped.append(EncodeFault(conversation.number, f"overlong: {conversation.describe_excess(limit)}"))
+
+
+def _keep_beginning(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    _truncate(out, conversation, 0, limit)
+
+
+def _keep_end(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    size = conversation.tokens.ids.size
+    _truncate(out, conversation, size - limit, size)
+
+
+def _truncate(out: EncodedBatchBuilder, conversation: _VerifiedConversation, start: int, stop: int) -> None:
+    """Add a token range of a conversation, and note that it was truncated."""
+    # A record may have several samples.
+    if _add_token_range(out, conversation, start, stop) and conversation.number not in out.truncated[-1:]:
+        out.truncated.append(conversation.number)
+
+
+def _drop_last_turns(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    """Add the complete turns that fit; the last of them is trained."""
+    number, rendered, tokens, _ = conversation
+    excess = conversation.describe_excess(limit)
+    heads = tokens.find_tokens(rendered.text, sorted(turn.head for turn in rendered.turns if turn is not None))
     if not heads:
         reason = rendered.problem or "its turns do not begin at token boundaries"
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and it cannot be cut: {reason}"))
         return
     heads[0] = 0
-    fitting_tokens = count_fitting_tokens(masked_tokens.flags.trained, heads, limit)
-    if fitting_tokens:
-        _add_token_range(out, number, masked_tokens, placed, 0, fitting_tokens)
+    if fitting_tokens := count_fitting_tokens(tokens.flags.trained, heads, limit):
+        _add_token_range(out, conversation, 0, fitting_tokens)
     else:
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))
-
-
-def _add_token_range(
-    out: EncodedBatchBuilder,
-    number: int,
-    masked_tokens: MaskedTokens,
-    placed: Sequence[PlacedMedium],
-    start: int,
-    stop: int,
-) -> bool:
-    """Add a token range of a conversation with the media inside, or drop it.
-
-    It is dropped if a medium would be cut, or if no token is trained (no token predicts the first one). Returns whether
-    it was added.
-    """
-    size = masked_tokens.ids.size
-    if any(medium.start < edge < medium.start + medium.tokens for medium in placed for edge in (start, stop)):
-        reason = f"overlong: {size:,} tokens where {stop - start:,} are allowed, and a medium is never cut"
-        out.dropped.append(EncodeFault(number, reason))
-        return False
-    if not masked_tokens.flags[start + 1 : stop].count_trained():
-        out.dropped.append(EncodeFault(number, f"nothing to train: tokens {start:,} to {stop:,} of {size:,}"))
-        return False
-    media = [medium._replace(start=medium.start - start) for medium in placed if start <= medium.start < stop]
-    out.add(number, masked_tokens.ids[start:stop], masked_tokens.flags[start:stop], media)
-    return True
-
-
-def find_kept_range(tokens: int, limit: int, policy: OverlongPolicy) -> tuple[int, int]:
-    """Return the token range that remains of a document longer than ``limit``."""
-    return (tokens - limit, tokens) if policy == "truncate-left" else (0, limit)
-
-
-class ConversationSegment(NamedTuple):
-    """Token range of a conversation that becomes a document."""
-
-    start: int
-    stop: int
-    trains: bool  # Some of its tokens are trained
-
-
-def _split_conversation(out: EncodedBatchBuilder, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
-    """Add each part of a split conversation as a document."""
-    for start, stop, trains in split_at_limit(masked_tokens.flags.trained, limit):
-        if trains:
-            out.add(number, masked_tokens.ids[start:stop], masked_tokens.flags[start:stop])
-        else:
-            token_range = f"tokens {start:,} to {stop:,} of {masked_tokens.ids.size:,} in a split conversation"
-            out.dropped.append(EncodeFault(number, f"nothing to train: {token_range}"))
-
-
-def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegment]:
-    """Split into consecutive segments of ``limit`` tokens; the last may be shorter.
-
-    The first token of a segment is not trained, because no token predicts it.
-    """
-    return [
-        ConversationSegment(start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any()))
-        for start in range(0, mask.size, limit)
-    ]
 
 
 def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
@@ -456,3 +429,51 @@ def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: i
     edges = [*heads[1:], mask.size]
     ends = [stop for start, stop in zip(heads, edges, strict=True) if trained[stop] > trained[start]]
     return max((stop for stop in ends if stop <= limit), default=0)
+
+
+def _split(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
+    """Add consecutive parts of ``limit`` tokens as documents; the last may be shorter."""
+    number, _, tokens, media = conversation
+    size = tokens.ids.size
+    if media:
+        reason = f"overlong: {conversation.describe_excess(limit)}, and conversations with media are never cut"
+        out.dropped.append(EncodeFault(number, reason))
+        return
+    for start in range(0, size, limit):
+        stop = min(start + limit, size)
+        # The first token of a part is not trained, because no token predicts it.
+        if tokens.flags[start + 1 : stop].count_trained():
+            out.add(number, tokens.ids[start:stop], tokens.flags[start:stop])
+        else:
+            reason = f"nothing to train: tokens {start:,} to {stop:,} of {size:,} in a split conversation"
+            out.dropped.append(EncodeFault(number, reason))
+
+
+def _add_token_range(out: EncodedBatchBuilder, conversation: _VerifiedConversation, start: int, stop: int) -> bool:
+    """Add a token range of a conversation with the media inside, or drop it.
+
+    It is dropped if a medium would be cut, or if no token is trained (no token predicts the first one). Returns whether
+    it was added.
+    """
+    number, _, tokens, media = conversation
+    if is_medium_cut(media, start, stop):
+        reason = f"overlong: {conversation.describe_excess(stop - start)}, and a medium is never cut"
+        out.dropped.append(EncodeFault(number, reason))
+        return False
+    if not tokens.flags[start + 1 : stop].count_trained():
+        reason = f"nothing to train: tokens {start:,} to {stop:,} of {tokens.ids.size:,}"
+        out.dropped.append(EncodeFault(number, reason))
+        return False
+    out.add(number, tokens.ids[start:stop], tokens.flags[start:stop], select_media(media, start, stop))
+    return True
+
+
+# Handling of a conversation with more tokens than allowed, by policy.
+_OVERLONG: dict[OverlongPolicy, Callable[[EncodedBatchBuilder, _VerifiedConversation, int], None]] = {
+    "drop": _drop_overlong,
+    "truncate": _keep_beginning,
+    "truncate-left": _keep_end,
+    "truncate-turns": _drop_last_turns,
+    "split": _split,
+    "error": _refuse_overlong,
+}

@@ -42,6 +42,16 @@ class PlacedMedium(NamedTuple):
     grid: tuple[int, int, int]
 
 
+def is_medium_cut(media: Sequence[PlacedMedium], start: int, stop: int) -> bool:
+    """Return whether an end of a token range is inside a medium."""
+    return any(medium.start < edge < medium.start + medium.tokens for medium in media for edge in (start, stop))
+
+
+def select_media(media: Sequence[PlacedMedium], start: int, stop: int) -> list[PlacedMedium]:
+    """Return the media of a token range, relative to its start."""
+    return [medium._replace(start=medium.start - start) for medium in media if start <= medium.start < stop]
+
+
 def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
     """Replace the media placeholders of a text with the processor's expansions."""
     expansions, placeholder_texts, prefix_lengths = [], [], []
