@@ -173,7 +173,7 @@ def encode_prompts(
             rendered = encoder.renderer.render(encoder.write_tools(prepare_conversation(prompt.conversation, chat)))
             check_surrogates(rendered.text)
         except RenderError as error:
-            out.faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
             continue
         # No token of a prompt is trained, so its reasoning needs no remedy.
         out.note_altered(number, [change for change in rendered.altered if change != OMITTED_REASONING])
@@ -184,14 +184,14 @@ def encode_prompts(
     bos = np.array([] if bos_id is None else [bos_id], np.uint32)
     for number, tokens in zip(numbers, results, strict=True):
         if isinstance(tokens, str):
-            out.faults.append(EncodeFault(number, tokens))
+            out.refuse(number, tokens)
             continue
         ids = np.concatenate([bos, tokens.ids])
         if excess := describe_excess(ids.size, number, chat):
-            out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
+            out.drop(number, f"overlong: {excess}")
         else:
             out.add(number, ids, LossFlags.none_trained(ids.size), side=PROMPT, fields=prompts[number].fields)
-    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
+    return out.build(dtype)
 
 
 def _build_batch(
@@ -200,7 +200,7 @@ def _build_batch(
     """Concatenate the results; each preference has at most one reported reason."""
     out.faults = [EncodeFault(*entry) for entry in faults.items()]
     out.dropped = [EncodeFault(*entry) for entry in dropped.items() if entry[0] not in faults]
-    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
+    return out.build(dtype)
 
 
 def _disable_truncation(chat: ChatRecipe) -> ChatRecipe:

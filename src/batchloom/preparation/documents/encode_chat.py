@@ -34,7 +34,7 @@ from batchloom.core.document import Conversation
 from batchloom.core.loss_weights import LossFlags
 from batchloom.core.medium import MediumKind
 from batchloom.media import ProcessorFamily
-from batchloom.preparation.documents.encoded_batch import EncodedBatch, EncodedBatchBuilder, EncodeFault, OverlongError
+from batchloom.preparation.documents.encoded_batch import EncodedBatch, EncodedBatchBuilder, OverlongError
 from batchloom.preparation.documents.masked_tokens import (
     ControlEncoder,
     MaskedTokens,
@@ -167,9 +167,9 @@ def collect_conversations(
         try:
             samples = [_render_sample(number, sample, encoder, chat) for sample in _prepare_samples(record, chat)]
         except RenderError as error:
-            out.faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
         except NothingTrainedError as error:
-            out.dropped.append(EncodeFault(number, str(error)))
+            out.drop(number, str(error))
         else:
             rendered_conversations += [conversation for conversation, _ in samples]
             texts += [text for _, text in samples]
@@ -184,7 +184,7 @@ def collect_conversations(
             # One faulty sample makes the record faulty, so none of its samples is stored.
             verified_samples = [_expand_and_verify(encoder, *sample, prove=chat.prove) for sample in sample_group]
         except RenderError as error:
-            out.faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
             continue
         if changes := [change for sample in verified_samples for change in sample.rendered.altered]:
             # Each earlier thought is the last one of another sample, or is not wanted.
@@ -203,8 +203,7 @@ def _add_conversation(out: EncodedBatchBuilder, conversation: "_VerifiedConversa
     elif tokens.flags.count_trained():
         out.add(conversation.number, tokens.ids, tokens.flags, conversation.media)
     else:
-        reason = "nothing to train: its trained turns have no tokens"
-        out.dropped.append(EncodeFault(conversation.number, reason))
+        out.drop(conversation.number, "nothing to train: its trained turns have no tokens")
 
 
 def _prepare_samples(record: Conversation, chat: ChatRecipe) -> list[Conversation]:
@@ -384,7 +383,7 @@ def _refuse_overlong(_out: EncodedBatchBuilder, conversation: _VerifiedConversat
 
 
 def _drop_overlong(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
-    out.dropped.append(EncodeFault(conversation.number, f"overlong: {conversation.describe_excess(limit)}"))
+    out.drop(conversation.number, f"overlong: {conversation.describe_excess(limit)}")
 
 
 def _keep_beginning(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit: int) -> None:
@@ -410,13 +409,13 @@ def _drop_last_turns(out: EncodedBatchBuilder, conversation: _VerifiedConversati
     heads = tokens.find_tokens(rendered.text, sorted(turn.head for turn in rendered.turns if turn is not None))
     if not heads:
         reason = rendered.problem or "its turns do not begin at token boundaries"
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and it cannot be cut: {reason}"))
+        out.drop(number, f"overlong: {excess}, and it cannot be cut: {reason}")
         return
     heads[0] = 0
     if fitting_tokens := count_fitting_tokens(tokens.flags.trained, heads, limit):
         _add_token_range(out, conversation, 0, fitting_tokens)
     else:
-        out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))
+        out.drop(number, f"overlong: {excess}, and no complete trained turn fits")
 
 
 def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
@@ -437,7 +436,7 @@ def _split(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit:
     size = tokens.ids.size
     if media:
         reason = f"overlong: {conversation.describe_excess(limit)}, and conversations with media are never cut"
-        out.dropped.append(EncodeFault(number, reason))
+        out.drop(number, reason)
         return
     for start in range(0, size, limit):
         stop = min(start + limit, size)
@@ -445,8 +444,7 @@ def _split(out: EncodedBatchBuilder, conversation: _VerifiedConversation, limit:
         if tokens.flags[start + 1 : stop].count_trained():
             out.add(number, tokens.ids[start:stop], tokens.flags[start:stop])
         else:
-            reason = f"nothing to train: tokens {start:,} to {stop:,} of {size:,} in a split conversation"
-            out.dropped.append(EncodeFault(number, reason))
+            out.drop(number, f"nothing to train: tokens {start:,} to {stop:,} of {size:,} in a split conversation")
 
 
 def _add_token_range(out: EncodedBatchBuilder, conversation: _VerifiedConversation, start: int, stop: int) -> bool:
@@ -458,11 +456,10 @@ def _add_token_range(out: EncodedBatchBuilder, conversation: _VerifiedConversati
     number, _, tokens, media = conversation
     if is_medium_cut(media, start, stop):
         reason = f"overlong: {conversation.describe_excess(stop - start)}, and a medium is never cut"
-        out.dropped.append(EncodeFault(number, reason))
+        out.drop(number, reason)
         return False
     if not tokens.flags[start + 1 : stop].count_trained():
-        reason = f"nothing to train: tokens {start:,} to {stop:,} of {tokens.ids.size:,}"
-        out.dropped.append(EncodeFault(number, reason))
+        out.drop(number, f"nothing to train: tokens {start:,} to {stop:,} of {tokens.ids.size:,}")
         return False
     out.add(number, tokens.ids[start:stop], tokens.flags[start:stop], select_media(media, start, stop))
     return True

@@ -18,7 +18,6 @@ from batchloom.preparation.documents.encoded_batch import (
     UNTRAINED_RULE,
     EncodedBatch,
     EncodedBatchBuilder,
-    EncodeFault,
     describe_excess,
 )
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_fim, insert_sentinels
@@ -87,9 +86,9 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
                 f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: another "
                 "tokenizer made these ids, name it with --tokenizer"
             )
-            out.faults.append(EncodeFault(number, reason))
+            out.refuse(number, reason)
         elif not row.flags.is_plain and not row.flags.count_trained():
-            out.dropped.append(EncodeFault(number, _UNTRAINED))
+            out.drop(number, _UNTRAINED)
         elif row.ids.size:
             out.add(number, row.ids, row.flags)
     return out.build(dtype)
@@ -111,7 +110,7 @@ def encode_segments(
             check_surrogates("".join(document.texts))
             flags.append(LossFlags.from_weights(np.where(weights > 0, weights, least) * document.weight))
         except (RenderError, UnusableRecordError) as error:
-            out.faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
             continue
         numbers.append(number)
         texts += document.texts
@@ -123,11 +122,11 @@ def encode_segments(
         begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
         token_flags = segment_flags.repeat(sizes[segments])
         if chat is not None and (excess := describe_excess(end - begin, number, chat)):
-            out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
+            out.drop(number, f"overlong: {excess}")
         elif token_flags.count_trained():
             out.add(number, ids[begin:end], token_flags)
         else:
-            out.dropped.append(EncodeFault(number, _UNTRAINED))
+            out.drop(number, _UNTRAINED)
     return out.build(dtype)
 
 
@@ -168,7 +167,7 @@ def encode_interleaved(
     the text and its media; a control token that a text spells stays text.
     """
     out, tokenizer = EncodedBatchBuilder(), encoder.tokenizer
-    document_tokens = _encode_with_media(documents, encoder, out.faults)
+    document_tokens = _encode_with_media(documents, encoder, out)
     plain_numbers = [number for number, document in enumerate(documents) if not document.media]
     ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
     for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -179,7 +178,7 @@ def encode_interleaved(
             if any(map(PLACEHOLDER_PATTERN.search, documents[number].texts)):
                 out.note_altered(number, [TEXT_PLACEHOLDERS])
         else:
-            out.dropped.append(EncodeFault(number, _UNTRAINED))
+            out.drop(number, _UNTRAINED)
     batch = out.build(np.dtype(np.uint32))
     before = 0 if tokenizer.bos_id is None else 1
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(batch.lengths, dtype=np.int64)])
@@ -197,9 +196,9 @@ def encode_interleaved(
 
 
 def _encode_with_media(
-    documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
+    documents: Sequence[InterleavedText], encoder: ControlEncoder, out: EncodedBatchBuilder
 ) -> dict[int, tuple[NDArray[np.uint32], LossFlags, list[PlacedMedium]]]:
-    """Return ids, mask and media of documents with media; append others to ``faults``."""
+    """Return ids, flags and media of documents with media; refuse the others."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []
     texts: list[RenderedText] = []
@@ -210,7 +209,7 @@ def _encode_with_media(
             text = write_expansions(document.media, _mark_media(document), encoder)
             check_surrogates(text.rendered.text)
         except RenderError as error:
-            faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
             continue
         trained_spans = subtract_spans([(0, len(text.rendered.text))], text.placeholder_ranges)
         numbers.append(number)
@@ -220,12 +219,12 @@ def _encode_with_media(
     results = mask_texts(encoder, texts) if texts else []
     for number, text, masked_tokens in zip(numbers, media_texts, results, strict=True):
         if isinstance(masked_tokens, str):
-            faults.append(EncodeFault(number, masked_tokens))
+            out.refuse(number, masked_tokens)
             continue
         try:
             expanded, placed = expand_media_tokens(masked_tokens, text, documents[number].media, encoder)
         except RenderError as error:
-            faults.append(EncodeFault(number, str(error)))
+            out.refuse(number, str(error))
         else:
             document_tokens[number] = expanded.ids, expanded.flags, placed
     return document_tokens

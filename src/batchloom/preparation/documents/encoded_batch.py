@@ -64,7 +64,7 @@ class EncodedBatch:
             included.
         faults: documents that cannot be used.
         dropped: documents dropped by rule: nothing to train, or overlong.
-        sides: side of each document, as in ``.pairs``; None without an objective.
+        sides: side of each document, as in ``.pairs``; empty without an objective.
         altered: index of each conversation that the template changed, by kind of change.
         added: number of control tokens added before and after the text of each document.
         moved: number of texts changed by fill-in-the-middle.
@@ -80,7 +80,7 @@ class EncodedBatch:
     numbers: NDArray[np.int64] | None = None
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
-    sides: NDArray[np.uint8] | None = None
+    sides: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     altered: dict[str, list[int]] = field(default_factory=dict)
     added: tuple[int, int] = (0, 0)
     moved: int = 0
@@ -124,6 +124,14 @@ class EncodedBatchBuilder:
         if fields is not None:
             self.fields.append(fields)
 
+    def drop(self, number: int, reason: str) -> None:
+        """Note that a rule drops a document of input ``number``."""
+        self.dropped.append(EncodeFault(number, reason))
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Note that input ``number`` cannot be used."""
+        self.faults.append(EncodeFault(number, reason))
+
     def note_altered(self, number: int, changes: Iterable[str]) -> None:
         """Note the changes that the template made to input ``number``."""
         for change in dict.fromkeys(changes):
@@ -137,7 +145,7 @@ class EncodedBatchBuilder:
             numbers=np.array(self.numbers, np.int64),
             faults=sorted(self.faults),
             dropped=sorted(self.dropped),
-            sides=np.array(self.sides, np.uint8) if self.sides else None,
+            sides=np.array(self.sides, np.uint8),
             altered=self.altered,
             media=self.media if any(self.media) else [],
             fields=self.fields,

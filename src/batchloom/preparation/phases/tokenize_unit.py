@@ -615,7 +615,7 @@ class UnitTokenizer:
         if encoded_batch.numbers is not None:
             self._count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
             rows, sizes = rows[encoded_batch.numbers], sizes[encoded_batch.numbers]
-        if encoded_batch.sides is not None:
+        if encoded_batch.sides.size:
             rows["side"] = encoded_batch.sides
         if seen_batch is None or self._seen_texts is None:
             rows["length"] = encoded_batch.lengths
