@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
-from batchloom.preparation.documents.encode_chat import count_fitting_tokens
+from batchloom.preparation.documents.overlong_policies import count_fitting_tokens
 from chat.conversations import make_conversation
 
 LONG = make_conversation("q1", "a1", "q2", "a2", "q3", "a3", system="s")

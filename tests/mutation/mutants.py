@@ -494,7 +494,7 @@ PREPARATION = (
     # A long conversation loses a turn that would have ended exactly at the limit.
     Mutant(
         "turn-limit-one-token-low",
-        "preparation/documents/encode_chat.py",
+        "preparation/documents/overlong_policies.py",
         "return max((stop for stop in ends if stop <= limit), default=0)",
         "return max((stop for stop in ends if stop < limit), default=0)",
         ("chat/test_overlong_conversations.py",),
