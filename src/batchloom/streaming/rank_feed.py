@@ -247,15 +247,6 @@ class StreamStepReader:
         spans = zip(pools, begins, lengths.tolist(), strict=True)
         return [tokens[pool][at : at + size] for pool, at, size in spans]
 
-    def mask(
-        self,
-        documents: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-    ) -> list[NDArray[np.bool_]]:
-        """Return for each span whether each of its tokens carries a loss."""
-        return [flags.trained for flags in self.flags(documents, starts, lengths)]
-
     def flags(
         self,
         documents: NDArray[np.int64],

@@ -55,9 +55,6 @@ class TokenReader(Protocol):
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Return the ids of document spans."""
 
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Return for each span whether each of its tokens carries a loss."""
-
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
         """Return the loss flags of each span."""
 

@@ -178,10 +178,6 @@ class CombinedStore:
             arrays_by_span.update(zip(indices.tolist(), arrays, strict=True))
         return [arrays_by_span[index] for index in range(len(documents))]
 
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Return whether each span token carries a loss, as ``Store.mask`` does."""
-        return [flags.trained for flags in self.flags(documents, starts, lengths)]
-
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
         """Return the loss flags of spans."""
         return self._read_by_store(

@@ -305,5 +305,5 @@ def count_trained_tokens(store: TokenReader, rows: Rows) -> int:
     if not store.masked:
         return int((rows.lengths - 1).sum())
     long = rows.lengths > 1
-    masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
-    return sum(int(mask.sum()) for mask in masks)
+    span_flags = store.flags(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
+    return sum(flags.count_trained() for flags in span_flags)

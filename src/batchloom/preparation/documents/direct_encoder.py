@@ -138,12 +138,6 @@ class EncodedDocuments:
         begins = self._starts[documents] + starts
         return [self._tokens[a : a + n] for a, n in zip(begins, lengths, strict=True)]
 
-    def mask(
-        self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
-    ) -> list[NDArray[np.bool_]]:
-        """Return the trained flags of document spans."""
-        return [flags.trained for flags in self.flags(documents, starts, lengths)]
-
     def flags(self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers) -> list[LossFlags]:
         """Return the loss flags of document spans as views."""
         begins = self._starts[documents] + starts

@@ -411,7 +411,7 @@ def _commit_removal(
             number,
             int(removed_documents.size),
             tokens + (old.tokens if old else 0),
-            count_trained_tokens(store.mask, store.lengths, numbers) + (old.trained if old else 0),
+            count_trained_tokens(store.reader.flags, store.lengths, numbers) + (old.trained if old else 0),
             file,
         )
         subsets[name] = replace(subsets[name], removed=entry)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
+from batchloom.core.loss_weights import LossFlags
 from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
@@ -117,7 +118,7 @@ class StoreContents:
     def trained_tokens(self) -> int:
         """Number of trained tokens."""
         if isinstance(self._lengths, FilteredLengths):
-            return count_trained_tokens(self._reader.mask, self._lengths, np.arange(self._lengths.size))
+            return count_trained_tokens(self._reader.flags, self._lengths, np.arange(self._lengths.size))
         return self._reader.trained_tokens
 
     @property
@@ -340,7 +341,7 @@ class Store:
         Raises:
             StoreError: a shard or its mask is missing, damaged, or contradicts the manifest.
         """
-        return self.reader.mask(documents, starts, lengths)
+        return [flags.trained for flags in self.reader.flags(documents, starts, lengths)]
 
     @property
     def masked(self) -> bool:
@@ -415,16 +416,16 @@ class StoredDocument:
     @property
     def mask(self) -> NDArray[np.bool_]:
         """Trained flag of each token, bool [tokens]."""
-        if not self._store.masked:
-            return np.ones(len(self.ids), bool)
-        token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
-        return self._store.mask(*token_range)[0]
+        return self._read_flags().trained
 
     @property
     def loss_weights(self) -> NDArray[np.float32]:
         """Loss weight of each token, float32 [tokens]: 0 if it is not trained."""
+        return self._read_flags().weights
+
+    def _read_flags(self) -> LossFlags:
         token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
-        return self._store.reader.flags(*token_range)[0].weights
+        return self._store.reader.flags(*token_range)[0]
 
     @property
     def trained_text(self) -> str:

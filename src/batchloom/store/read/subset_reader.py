@@ -107,7 +107,7 @@ class SubsetReader(SubsetFiles):
     def remove(self, documents: Ids) -> None:
         """Serve further documents as removed; numbers beyond the subset are ignored."""
         further = np.setdiff1d(documents[documents < self.lengths.size], self.removed)
-        self.trained_removed += count_trained_tokens(self.mask, self.lengths, further)
+        self.trained_removed += count_trained_tokens(self.flags, self.lengths, further)
         self.removed_later = np.union1d(self.removed_later, further)
         self.removed = np.union1d(self.removed, further)
         self.masked = self.masked or bool(self.removed.size)
@@ -146,10 +146,6 @@ class SubsetReader(SubsetFiles):
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         """Read the first ``length`` tokens of one document."""
         return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
-
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Read the trained flags of token ranges; see :meth:`Store.mask`."""
-        return [flags.trained for flags in self.flags(documents, starts, lengths)]
 
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
         """Read the loss flags of token ranges; see :meth:`read`."""
@@ -213,12 +209,12 @@ def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, stor
 
 
 def count_trained_tokens(
-    mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: LengthReader, documents: Ids
+    read_flags: Callable[[Ids, Ids, Ids], list[LossFlags]], lengths: LengthReader, documents: Ids
 ) -> int:
-    """Count the trained tokens of documents by reading their masks in bounded batches."""
+    """Count the trained tokens of documents by reading their flags in bounded batches."""
     trained = 0
     for start in range(0, documents.size, _CHUNK_DOCUMENTS):
         numbers = documents[start : start + _CHUNK_DOCUMENTS]
-        masks = mask(numbers, np.zeros_like(numbers), lengths.take(numbers).astype(np.int64))
-        trained += sum(int(np.count_nonzero(flags)) for flags in masks)
+        document_flags = read_flags(numbers, np.zeros_like(numbers), lengths.take(numbers).astype(np.int64))
+        trained += sum(flags.count_trained() for flags in document_flags)
     return trained
