@@ -13,7 +13,7 @@ import batchloom
 from batchloom.chat import detect_schema, make_record_reader, parse_mapping
 from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight, WeightedText
 from batchloom.core.errors import BatchloomError, InputError, SchemaError, SettingsError, UnusableRecordError
-from batchloom.core.loss_weights import LOSS_WEIGHTS, LossFlags, encode_loss_weights
+from batchloom.core.loss_weights import LOSS_WEIGHTS, LossFlags
 from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 
 NAN = math.nan
@@ -323,19 +323,17 @@ def test_weights_of_token_rows_that_are_none(weights, reason):
 
 
 def test_the_codes_of_weights():
-    codes, rounded = encode_loss_weights(LOSS_WEIGHTS.astype(np.float64))
-    assert codes.tolist() == list(range(256))
-    assert not rounded.any()
-    hundredths = np.arange(0, 101) / 100
-    assert not encode_loss_weights(hundredths)[1].any()
+    flags = LossFlags.from_weights(LOSS_WEIGHTS.astype(np.float64))
+    assert (flags.codes.tolist(), flags.rounded) == (list(range(256)), False)
+    assert not LossFlags.from_weights(np.arange(0, 101) / 100).rounded
     for weight in (0.1 + 0.2, 1.05, 1.25, 1.5, 2, 2.95, 3.3, 9.9, 10, 11, 55):
-        codes, rounded = encode_loss_weights(np.array([weight]))
-        assert LossFlags.from_codes(codes).weights[0] == pytest.approx(weight, rel=1e-6)
-        assert not rounded[0]
+        flags = LossFlags.from_weights(np.array([weight]))
+        assert flags.weights[0] == pytest.approx(weight, rel=1e-6)
+        assert not flags.rounded
     for weight, stored in ((1e-9, 0.01), (0.123, 0.12), (1.02, 1), (1.03, 1.05), (3.04, 3), (54.6, 55)):
-        codes, rounded = encode_loss_weights(np.array([weight]))
-        assert LossFlags.from_codes(codes).weights[0] == pytest.approx(stored)
-        assert rounded[0]
+        flags = LossFlags.from_weights(np.array([weight]))
+        assert flags.weights[0] == pytest.approx(stored)
+        assert flags.rounded
     # A trained flag is the code of its weight.
     assert LossFlags.from_codes(np.array([False, True])).weights.tolist() == [0, 1]
 

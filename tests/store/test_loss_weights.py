@@ -1,5 +1,6 @@
 """Loss weights of tokens in a store: written, read, verified, rewritten, exported and imported."""
 
+import itertools
 import re
 import shutil
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 import batchloom
 from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreError
-from batchloom.core.loss_weights import LossFlags, encode_loss_weights
+from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation import import_tokens
 from batchloom.store import compact_store, export_store, open_store, remove_documents
 from batchloom.store.format import ProvenanceTable
@@ -46,6 +47,37 @@ def assert_weights(store, weights):
         assert part.weights.tolist() == expected[start:]
 
 
+@pytest.mark.parametrize("forms", list(itertools.product(["plain", "masked", "weighted", "rounded"], repeat=2)))
+def test_flags_of_all_forms_agree_with_their_weights(forms):
+    """Flags that hold no array answer like those that do."""
+    parts = {
+        "plain": LossFlags.all_trained(3),
+        "masked": LossFlags.from_codes(np.array([True, False, True])),
+        "weighted": LossFlags.from_weights(np.array([0, 0.5, 1])),
+        "rounded": LossFlags.from_weights(np.array([2, 0.123, 0])),
+    }
+    joined = LossFlags.join(parts[form] for form in forms)
+    weights = np.concatenate([parts[form].weights for form in forms])
+    assert joined.is_plain == (set(forms) == {"plain"})
+    assert joined.rounded == ("rounded" in forms)
+    kept = np.array([True, False, False, True, True, False])
+    results = {
+        "all": (joined, weights),
+        "slice": (joined[1:5], weights[1:5]),
+        "end": (joined[4:99], weights[4:99]),
+        "selection": (joined[kept], weights[kept]),
+        "repeated": (joined.repeat(np.arange(6)), np.repeat(weights, np.arange(6))),
+        "scaled": (joined.scale(0.5), weights * np.float32(0.5)),
+    }
+    for name, (flags, expected) in results.items():
+        assert flags.size == expected.size, name
+        assert np.allclose(flags.weights, expected), name
+        assert flags.trained.tolist() == (expected > 0).tolist(), name
+        assert flags.count_trained() == np.count_nonzero(expected), name
+        assert flags.has_weights == (not set(expected.tolist()) <= {0, 1}), name
+        assert sum(flags.count_weights().values()) == flags.count_trained(), name
+
+
 @pytest.fixture
 def weighted(tmp_path):
     """A store of three shards: with weights, only with a mask, and without either."""
@@ -75,7 +107,7 @@ def test_only_shards_with_weights_have_the_file(weighted):
     header = np.frombuffer(data[8:32], "<u8").tolist()
     assert header == [1, tokens, sum(weight > 0 for row in weights[:20] for weight in row)]
     codes = np.frombuffer(data[32:], np.uint8)
-    assert np.array_equal(codes, encode_loss_weights(np.concatenate(weights[:20]))[0])
+    assert np.array_equal(codes, LossFlags.from_weights(np.concatenate(weights[:20])).codes)
     assert not batchloom.check(store.path).faults
 
 

@@ -64,6 +64,9 @@ class LossFlags:
     def from_weights(cls, weights: NDArray[np.floating[Any]]) -> Self:
         """Return the flags with the codes nearest to these weights [size].
 
+        A weight in the middle of two codes becomes the smaller one. A positive weight is at least 0.01, so that
+        rounding never excludes a token from training.
+
         Raises:
             UnusableRecordError: a weight is above ``MAX_LOSS_WEIGHT``, as the product of several may be.
         """
@@ -71,8 +74,10 @@ class LossFlags:
             raise UnusableRecordError(
                 f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}: lower one of them"
             )
-        codes, rounded = encode_loss_weights(weights)
-        return cls.from_codes(codes, rounded=bool(rounded.any()))
+        numbers = np.searchsorted(_MIDPOINTS, weights)
+        numbers = np.where(weights > 0, np.maximum(numbers, 1), 0)
+        rounded = np.abs(_ASCENDING_WEIGHTS[numbers] - weights) > _TOLERANCE * weights
+        return cls.from_codes(_ASCENDING_CODES[numbers], rounded=bool(rounded.any()))
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
@@ -137,24 +142,6 @@ class LossFlags:
     def repeat(self, counts: NDArray[np.integer[Any]]) -> "LossFlags":
         """Return the flags with each token repeated, as by ``np.repeat``."""
         return LossFlags.from_codes(np.repeat(self.codes, counts), rounded=self.rounded)
-
-
-def encode_loss_weights(weights: NDArray[np.floating[Any]]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Round weights to the nearest code, and flag those that are not exact.
-
-    A weight in the middle of two codes becomes the smaller one. A positive weight is at least 0.01, so that rounding
-    never excludes a token from training.
-
-    Args:
-        weights: weights from 0 to ``MAX_LOSS_WEIGHT`` [N].
-
-    Returns:
-        Codes, uint8 [N], and whether each weight was changed by rounding, bool [N].
-    """
-    numbers = np.searchsorted(_MIDPOINTS, weights)
-    numbers = np.where(weights > 0, np.maximum(numbers, 1), 0)
-    rounded = np.abs(_ASCENDING_WEIGHTS[numbers] - weights) > _TOLERANCE * weights
-    return _ASCENDING_CODES[numbers], rounded
 
 
 def parse_loss_weight(value: object, field_path: str, remedy: str = "") -> float:
