@@ -5,6 +5,7 @@ from .record_keys import (
     unused_message_keys as unused_message_keys,
 )
 from .record_parser import (
+    Document as Document,
     ParsedRecord as ParsedRecord,
     RecordReader as RecordReader,
     TokenRow as TokenRow,

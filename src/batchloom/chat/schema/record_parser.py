@@ -103,9 +103,8 @@ class TokenRow:
     flags: LossFlags
 
 
-ParsedRecord = (
+Document = (
     str
-    | WeightedText
     | InterleavedText
     | SegmentedText
     | Conversation
@@ -114,6 +113,7 @@ ParsedRecord = (
     | CarryingPrompt
     | TokenRow
 )
+ParsedRecord = Document | WeightedText
 RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 

@@ -1,5 +1,9 @@
 from .direct_encoder import DirectEncoder as DirectEncoder, EncodedDocuments as EncodedDocuments
-from .document_facts import estimate_characters as estimate_characters, make_duplicate_keys as make_duplicate_keys
+from .document_facts import (
+    estimate_characters as estimate_characters,
+    iter_texts as iter_texts,
+    make_duplicate_keys as make_duplicate_keys,
+)
 from .encode_chat import ChatEncoder as ChatEncoder
 from .encode_documents import (
     DocumentEncoder as DocumentEncoder,
@@ -16,7 +20,6 @@ from .record_parsers import (
     RecordParsers as RecordParsers,
     check_one_objective as check_one_objective,
     get_objective as get_objective,
-    iter_texts as iter_texts,
     make_record_parser as make_record_parser,
     read_sample_rows as read_sample_rows,
 )

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import LossFlags
+from batchloom.preparation.documents.document_facts import iter_texts
 from batchloom.preparation.documents.encode_chat import ChatEncoder
 from batchloom.preparation.documents.encode_documents import DocumentEncoder, encode_documents, normalize_records
 from batchloom.preparation.documents.encoded_batch import EncodedBatch
-from batchloom.preparation.documents.record_parsers import RecordParser, iter_texts
+from batchloom.preparation.documents.record_parsers import RecordParser
 from batchloom.sources import PartReader, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths

@@ -1,6 +1,6 @@
 """Hash, size and excerpt of documents before they are tokenized."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.chat.schema import TokenRow
+from batchloom.chat.schema import Document, TokenRow
 from batchloom.core.document import (
     CarryingPrompt,
     Conversation,
@@ -49,15 +49,7 @@ def split_digests(digests: Sequence[bytes]) -> NDArray[np.uint64]:
     return halves[:, ::-1].astype(np.uint64)
 
 
-def _document_bytes(
-    document: Conversation
-    | InterleavedText
-    | SegmentedText
-    | PreferencePair[Conversation | str]
-    | LabelledConversation
-    | CarryingPrompt
-    | TokenRow,
-) -> bytes:
+def _document_bytes(document: Document) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
     content: Any
@@ -103,16 +95,28 @@ def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> N
     return keys
 
 
-def make_snippet(
-    document: str
-    | InterleavedText
-    | SegmentedText
-    | Conversation
-    | PreferencePair[Conversation | str]
-    | LabelledConversation
-    | CarryingPrompt
-    | TokenRow,
-) -> str:
+def iter_texts(document: Document) -> Iterator[str]:
+    """Yield the texts of a document, for tokenizer training."""
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, PreferencePair):
+        yield from iter_texts(document.chosen)
+        yield from iter_texts(document.rejected)
+    elif isinstance(document, InterleavedText | SegmentedText):
+        yield from document.texts
+    elif isinstance(document, LabelledConversation | CarryingPrompt):
+        yield from iter_texts(document.conversation)
+    elif isinstance(document, Conversation):
+        for message in document.messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                yield content
+            elif isinstance(content, list):
+                yield from (part["text"] for part in content if "text" in part)
+
+
+def make_snippet(document: Document) -> str:
+    """Return the beginning of a document, to help a person find it."""
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
     if isinstance(document, InterleavedText | SegmentedText):
@@ -125,7 +129,7 @@ def make_snippet(
     return excerpt_record(msgspec.json.encode(content, enc_hook=str))
 
 
-def estimate_characters(document: Any) -> int:
+def estimate_characters(document: Document) -> int:
     """Estimate the number of characters of a document, to bound batch sizes."""
     if isinstance(document, str):
         return len(document)

@@ -8,9 +8,10 @@ from typing import Any
 from batchloom.chat import NO_TEMPLATE, choose_template
 from batchloom.core.errors import DamagedFileError, InputError
 from batchloom.core.fingerprint import derive_key
+from batchloom.preparation.documents.document_facts import iter_texts
 from batchloom.preparation.documents.encode_chat import ChatEncoder
 from batchloom.preparation.documents.masked_tokens import ControlEncoder
-from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers, iter_texts
+from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers
 from batchloom.preparation.identity.processors import open_job_processor, read_processor_template
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.sources import PartReader, SampleRange, SourcePart, iter_sample_ranges
