@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from batchloom.core.document import PreferencePair, Records
+from batchloom.core.document import InterleavedText, PreferencePair, Records
 from batchloom.preparation.documents.document_facts import make_snippet
 from batchloom.preparation.documents.encode_answers import (
     encode_labelled_answers,
@@ -132,12 +132,42 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
         batch.select([n for n, text in enumerate(batch.values) if text and not text.isspace()])
 
 
-# Encoders of documents that a template renders.
-_RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRecipe, np.dtype[np.generic]], EncodedBatch]] = {
-    "pairs": encode_preference_pairs,
-    "prompts": encode_prompts,
-    "labels": encode_labelled_answers,
-    "conversation": encode_conversations,
+def _encode_texts(encoder: DocumentEncoder, texts: list[str], _chat: ChatRecipe) -> EncodedBatch:
+    if encoder.fim is None:
+        return encode_texts(texts, encoder.tokenizer, encoder.dtype)
+    compared = encoder.dedup.mode == "near"
+    return encode_fim_texts(texts, encoder.tokenizer, encoder.dtype, encoder.fim, compared=compared)
+
+
+def _encode_interleaved(encoder: DocumentEncoder, documents: list[InterleavedText], _chat: ChatRecipe) -> EncodedBatch:
+    if encoder.media is None:
+        raise AssertionError("a job with media needs a media encoder")
+    return encode_interleaved(documents, encoder.media, encoder.dtype)
+
+
+def _with_template(
+    encode: Callable[[Any, ChatEncoder, ChatRecipe, np.dtype[np.generic]], EncodedBatch],
+) -> Callable[[DocumentEncoder, Any, ChatRecipe], EncodedBatch]:
+    """Return the encoder of documents that a template renders."""
+
+    def encode_rendered(encoder: DocumentEncoder, documents: Any, chat: ChatRecipe) -> EncodedBatch:
+        if encoder.chat is None:
+            raise AssertionError("a job with conversations needs a template")
+        return encode(documents, encoder.chat, chat, encoder.dtype)
+
+    return encode_rendered
+
+
+_ENCODERS: dict[RecordKind, Callable[[DocumentEncoder, Any, ChatRecipe], EncodedBatch]] = {
+    "text": _encode_texts,
+    "interleaved": _encode_interleaved,
+    "segments": lambda encoder, texts, chat: encode_segments(texts, encoder.tokenizer, chat, encoder.dtype),
+    "tokens": lambda encoder, rows, _: encode_token_rows(rows, encoder.tokenizer.vocab_size, encoder.dtype),
+    "conversation": _with_template(encode_conversations),
+    "pairs": _with_template(encode_preference_pairs),
+    "text-pairs": lambda encoder, pairs, chat: encode_text_pairs(pairs, encoder.tokenizer, chat, encoder.dtype),
+    "labels": _with_template(encode_labelled_answers),
+    "prompts": _with_template(encode_prompts),
 }
 
 
@@ -148,28 +178,8 @@ def encode_documents(
 
     ``weights`` are the loss weights of texts; empty if all are 1.
     """
-    tokenizer, dtype = encoder.tokenizer, encoder.dtype
-    kind, chat = record_parser.record_kind, record_parser.chat
-    if kind == "tokens":
-        encoded_batch = encode_token_rows(documents, tokenizer.vocab_size, dtype)
-    elif kind == "interleaved":
-        if encoder.media is None:
-            raise AssertionError("a job with media needs a media encoder")
-        encoded_batch = encode_interleaved(documents, encoder.media, dtype)
-    elif kind == "segments":
-        encoded_batch = encode_segments(documents, tokenizer, chat, dtype)
-    elif chat is None:
-        if encoder.fim is None:
-            encoded_batch = encode_texts(documents, tokenizer, dtype)
-        else:
-            compared = encoder.dedup.mode == "near"
-            encoded_batch = encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=compared)
-        return weigh_documents(encoded_batch, weights) if weights else encoded_batch
-    elif kind == "text-pairs":
-        encoded_batch = encode_text_pairs(documents, tokenizer, chat, dtype)
-    elif encoder.chat is None:
-        raise AssertionError("a job with conversations needs a template")
-    else:
-        encoded_batch = _RENDERED_ENCODERS[kind](documents, encoder.chat, chat, dtype)
+    encoded_batch = _ENCODERS[record_parser.record_kind](encoder, documents, record_parser.chat)
+    if weights:
+        encoded_batch = weigh_documents(encoded_batch, weights)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)

@@ -95,7 +95,7 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
 
 
 def encode_segments(
-    documents: Sequence[SegmentedText], tokenizer: Tokenizer, chat: ChatRecipe | None, dtype: np.dtype[np.generic]
+    documents: Sequence[SegmentedText], tokenizer: Tokenizer, chat: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Encode each segment alone, without adding tokens, as axolotl does.
 
@@ -103,7 +103,7 @@ def encode_segments(
     """
     out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
     flags: list[LossFlags] = []
-    least = 1.0 if chat is not None and chat.train_on == "all" else 0.0
+    least = 1.0 if chat.train_on == "all" else 0.0
     for number, document in enumerate(documents):
         weights = np.array(document.trained, np.float64)
         try:
@@ -121,7 +121,7 @@ def encode_segments(
         first = segments.stop
         begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
         token_flags = segment_flags.repeat(sizes[segments])
-        if chat is not None and (excess := describe_excess(end - begin, number, chat)):
+        if excess := describe_excess(end - begin, number, chat):
             out.drop(number, f"overlong: {excess}")
         elif token_flags.count_trained():
             out.add(number, ids[begin:end], token_flags)

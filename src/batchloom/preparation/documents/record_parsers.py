@@ -76,6 +76,8 @@ WHOLE_TEXTS = "max_tokens is for conversations; texts stay whole, as those of"
 _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
 _TEXT_KINDS = ("text", "code")
+# Rules for training of documents that have no turns.
+_NO_CHAT = ChatRecipe()
 _MAX_CACHED_SCHEMAS = 1024
 
 
@@ -87,7 +89,7 @@ class RecordParser:
         rules: read rules of the source.
         record_kind: kind of its documents.
         record_reader: converts a row to a document; None if the source yields texts already.
-        chat: rules for training on its conversations, preferences or segments; None if it has none.
+        chat: rules for training on its conversations, preferences or segments.
         detected: one-line description for the user, empty for text files.
         columns: columns of each role in the first records.
         own_folder: media paths are relative to the source, even if a data folder is configured.
@@ -99,7 +101,7 @@ class RecordParser:
     rules: ReadRules
     record_kind: RecordKind = "text"
     record_reader: RecordReader | None = None
-    chat: ChatRecipe | None = None
+    chat: ChatRecipe = _NO_CHAT
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     own_folder: bool = False
