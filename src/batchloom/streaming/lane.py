@@ -22,7 +22,7 @@ from batchloom.core.wording import format_count
 from batchloom.media import MediaLimits
 from batchloom.plan import PlanSpec, order_lane_ranges
 from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
-from batchloom.preparation.documents import EncodeContext, PlacedMedium, make_chat_encoder
+from batchloom.preparation.documents import EncodeContext, EncodedBatch, PlacedMedium, make_chat_encoder
 from batchloom.preparation.phases import UnitTokenizer, WorkerSetup, check_versions
 from batchloom.preparation.units import StreamBatchWriter, Unit, UnitFacts, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.workers import MessageCallback
@@ -433,19 +433,10 @@ class RangeCollector:
     log: StreamBatchWriter | None = None  # Writes everything for the store; None without ``keep``
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SUBSETS), np.int64))
 
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],
-        flags: LossFlags,
-        *,
-        added: tuple[int, int] = (0, 0),  # noqa: ARG002 - part of the interface of unit files
-        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
-        media: Sequence[Sequence[PlacedMedium]] = (),
-    ) -> None:
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
         if self.log is not None:
-            self.log.add(tokens, rows, codes, flags, media)
+            self.log.add(batch, rows, codes)
+        tokens, flags, media = batch.ids, batch.flags, batch.media
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
         in_train = codes == 0
         if not in_train.all():
@@ -454,11 +445,6 @@ class RangeCollector:
             media = list(compress(media, in_train))
         if len(rows):
             self.documents.append((tokens, rows, flags, media))
-
-    def add_fields(self, fields: Sequence[bytes]) -> None:
-        """Refuse carried columns: a stream refuses their documents before it reads them."""
-        if fields:
-            raise AssertionError("a stream has no documents that carry columns")
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         if self.log is not None:

@@ -45,7 +45,6 @@ from batchloom.core.errors import (
     TemplateError,
     TokenizerError,
 )
-from batchloom.core.loss_weights import LossFlags
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
@@ -53,7 +52,6 @@ from batchloom.preparation.documents import (
     WHOLE_TEXTS,
     DocumentEncoder,
     EncodedBatch,
-    PlacedMedium,
     RecordParser,
     RecordParsers,
     SubsetRule,
@@ -407,15 +405,13 @@ class Examination:
         self,
         group: SourceGroup,
         duplicates: DuplicateCounter,
-        _tokens: NDArray[np.generic],
+        batch: EncodedBatch,
         rows: NDArray[np.void],
-        flags: LossFlags,
-        media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
         duplicates.add(_make_document_keys(rows))
         if self._encoder is not None:
-            group.count_tokens(rows["length"], rows["side"], flags)
-            group.count_media(media)
+            group.count_tokens(rows["length"], rows["side"], batch.flags)
+            group.count_media(batch.media)
 
     def _receive(self, message: object) -> None:
         """Report progress if everything is read."""

@@ -14,7 +14,7 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import DamagedFileError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import LossFlags
-from batchloom.preparation.documents import ChatEncoder, EncodedBatch, PlacedMedium, RecordParser, UnitEncoder
+from batchloom.preparation.documents import ChatEncoder, EncodedBatch, RecordParser, UnitEncoder
 from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.units import Unit, UnitTask, plan_units
 from batchloom.sources import (
@@ -319,24 +319,11 @@ class DocumentPreview:
 class MemorySink:
     """Document sink that calls functions instead of writing files."""
 
-    take_documents: Callable[[NDArray[np.generic], NDArray[np.void], LossFlags, Sequence[Sequence[PlacedMedium]]], None]
+    take_documents: Callable[[EncodedBatch, NDArray[np.void]], None]
     take_bad: Callable[[int, Sequence[BadRecord]], None] = lambda _number, _bad_records: None
 
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],  # noqa: ARG002 - this and the next ones are part of the protocol
-        flags: LossFlags,
-        *,
-        added: tuple[int, int] = (0, 0),  # noqa: ARG002
-        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
-        media: Sequence[Sequence[PlacedMedium]] = (),
-    ) -> None:
-        self.take_documents(tokens, rows, flags, media)
-
-    def add_fields(self, fields: Sequence[bytes]) -> None:
-        """Carried columns are not counted."""
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:  # noqa: ARG002
+        self.take_documents(batch, rows)
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         """Columns are not counted."""
@@ -385,13 +372,14 @@ def preview_documents(
     previews: list[DocumentPreview] = []
     batches = 0
 
-    def take_documents(ids: NDArray[np.generic], rows: NDArray[np.void], flags: LossFlags, _: object) -> None:
+    def take_documents(batch: EncodedBatch, rows: NDArray[np.void]) -> None:
         starts = np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
         for row, start in zip(rows[: count - len(previews)], starts.tolist(), strict=False):
             span = slice(start, start + int(row["length"]))
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
             position = locate_record(source, record_parser.rules, 0, record)
-            previews.append(make_preview(tokenizer, source.name, position, ids[span].astype(np.int64), flags[span]))
+            ids = batch.ids[span].astype(np.int64)
+            previews.append(make_preview(tokenizer, source.name, position, ids, batch.flags[span]))
 
     for source in sources if count else ():
         part, record_parser = SourcePart(source, 0, source.size), context.record_parsers.get_parser(source)

@@ -9,8 +9,8 @@ from typing import Any, final, get_args
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import DamagedFileError, InputMissingError
 from batchloom.core.wording import format_count
-from batchloom.preparation.listing.input_listing import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.documents.encoded_batch import ROUNDED_WEIGHTS, UNTRAINED_RULE
+from batchloom.preparation.listing.input_listing import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.settings.recipe import Recipe

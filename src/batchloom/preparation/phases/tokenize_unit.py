@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import DamagedFileError
-from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.document_facts import estimate_characters, hash_and_measure, split_digests
@@ -29,7 +28,6 @@ from batchloom.preparation.documents.encoded_batch import (
     EncodeFault,
     OverlongError,
 )
-from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParser
 from batchloom.preparation.units.unit_files import ROW, UnitFiles
 from batchloom.preparation.units.unit_report import (
@@ -314,21 +312,8 @@ def _tokenize_parts(
 class DocumentSink(Protocol):
     """Protocol for the output of documents and bad records, like :class:`UnitFiles`."""
 
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],
-        flags: LossFlags,
-        *,
-        added: tuple[int, int] = (0, 0),
-        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
-        media: Sequence[Sequence[PlacedMedium]] = (),
-    ) -> None:
-        """Add documents."""
-
-    def add_fields(self, fields: Sequence[bytes]) -> None:
-        """Add the columns that the next documents carry; none if they carry none."""
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
+        """Add documents, with their rows and the codes of their subsets."""
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         """Add the columns of the next records of a part, by record."""
@@ -638,16 +623,7 @@ class UnitTokenizer:
         )
         codes = self._context.membership.codes(rows)
         with self._stopwatch.time("write temporary files", encoded_batch.ids.nbytes, len(rows)):
-            self._files.add(
-                encoded_batch.ids,
-                rows,
-                codes,
-                encoded_batch.flags,
-                added=encoded_batch.added,
-                plain=encoded_batch.plain,
-                media=encoded_batch.media,
-            )
-            self._files.add_fields(encoded_batch.fields)
+            self._files.add(encoded_batch, rows, codes)
         self._report_progress(documents=len(rows), tokens=tokens)
 
     def _count_further(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
 from batchloom.core.loss_weights import LossFlags
-from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.encoded_batch import EncodedBatch
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.settings.recipe import DedupRecipe
@@ -89,25 +89,18 @@ class StreamBatchWriter:
             for name in (_TOKENS, _ROWS, _FLAGS, BAD_NAME):
                 self._open[name] = (self._folder / name).open("wb")
 
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],
-        flags: LossFlags,
-        media: Sequence[Sequence[PlacedMedium]],
-    ) -> None:
-        if media:
-            self._media.add(media, self._documents)
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
+        if batch.media:
+            self._media.add(batch.media, self._documents)
         self._documents += len(rows)
-        self._dtype = tokens.dtype.str
+        self._dtype = batch.ids.dtype.str
         self._train += int((codes == 0).sum())
         with wrap_write_errors(self._folder):
-            self._open[_TOKENS].write(np.ascontiguousarray(tokens).data)
+            self._open[_TOKENS].write(np.ascontiguousarray(batch.ids).data)
             self._open[_ROWS].write(rows.tobytes())
-            if not flags.is_plain:
-                self._open[_FLAGS].write(np.ascontiguousarray(flags.codes).data)
-        self._batches.append((len(rows), len(tokens), not flags.is_plain))
+            if not batch.flags.is_plain:
+                self._open[_FLAGS].write(np.ascontiguousarray(batch.flags.codes).data)
+        self._batches.append((len(rows), len(batch.ids), not batch.flags.is_plain))
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         self._columns.add(part, columns)
@@ -214,7 +207,8 @@ def _copy_stream_batch(
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
             flags = LossFlags(tokens, np.fromfile(flags_file, np.uint8, tokens) if flagged else None)
             placed_media = read_placed_media(media, first, documents)
-            files.add(ids, rows, membership.codes(rows), flags, media=placed_media)
+            batch = EncodedBatch(ids, rows["length"], flags, media=placed_media)
+            files.add(batch, rows, membership.codes(rows))
             first += documents
         if (columns := read_unit_columns(folder)) is not None:
             files.move_columns(columns, parts, shift)

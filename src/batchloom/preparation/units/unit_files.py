@@ -23,6 +23,7 @@ from batchloom.preparation.dedup.near_duplicates import NO_KEY, compute_signatur
 from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
 from batchloom.preparation.documents.document_facts import BAD_LABEL, make_duplicate_keys
 from batchloom.preparation.documents.encode_text import strip_control_tokens
+from batchloom.preparation.documents.encoded_batch import EncodedBatch
 from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.work_folder import (
@@ -146,23 +147,8 @@ class UnitFiles:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],
-        flags: LossFlags,
-        *,
-        added: tuple[int, int] = (0, 0),
-        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
-        media: Sequence[Sequence[PlacedMedium]] = (),
-    ) -> None:
-        """Append documents: tokens of unseen ones (concatenated), rows and subset codes.
-
-        ``added`` is the number of control tokens before and after the text of each document. ``plain`` has the tokens
-        and lengths of unseen documents to compare; None to compare those written. ``media`` has the media of each
-        document; empty if there are none.
-        """
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
+        """Append documents: a batch of the unseen ones, and rows and subset codes of all."""
         lengths = stored_lengths(rows)
         stops = np.cumsum(lengths)
         starts = stops - lengths
@@ -170,16 +156,17 @@ class UnitFiles:
             subset_mask = (codes == code) & (rows["seen"] == 0)
             if subset_mask.any():
                 ranges = starts[subset_mask], stops[subset_mask]
-                subset_tokens = concatenate_ranges(tokens, *ranges)
+                subset_tokens = concatenate_ranges(batch.ids, *ranges)
                 self._hashes[name].update(subset_tokens.data)
                 with wrap_write_errors(self._folder):
                     self._open[tokens_file_name(name)].write(subset_tokens.data)
-                    if not flags.is_plain or trained_file_name(name) in self._open:
-                        self._write_flags(name, select_flag_ranges(flags, *ranges))
+                    if not batch.flags.is_plain or trained_file_name(name) in self._open:
+                        self._write_flags(name, select_flag_ranges(batch.flags, *ranges))
                 self._tokens[name] += subset_tokens.size
-        if media:
-            self._media.add(media, self._documents)
+        if batch.media:
+            self._media.add(batch.media, self._documents)
         self._documents += len(rows)
+        self._write_fields(batch.fields)
         with wrap_write_errors(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
         if self._key is not None and len(rows):
@@ -195,28 +182,16 @@ class UnitFiles:
             keys = make_duplicate_keys(first["hash"], first["side"] == BAD)
             self._key(make_key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                compared_lengths = stored_lengths(rows)
-                if plain is not None:
-                    tokens = plain[0]
-                    compared_lengths[rows["seen"] == 0] = plain[1]
-                self._write_signatures(
-                    tokens, compared_lengths, rows, fresh, (added, compute_media_salts(media, len(rows)))
-                )
+                self._write_signatures(batch, rows, fresh)
             self._rows += len(rows)
 
-    def _write_signatures(
-        self,
-        tokens: NDArray[np.generic],
-        compared_lengths: NDArray[np.int64],
-        rows: NDArray[np.void],
-        fresh: NDArray[np.bool_],
-        how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
-    ) -> None:
-        """Write the MinHash signatures; documents of one record are hashed as one.
-
-        ``how_compared``: numbers of added control tokens, and salts that distinguish media.
-        """
-        added, salts = how_compared
+    def _write_signatures(self, batch: EncodedBatch, rows: NDArray[np.void], fresh: NDArray[np.bool_]) -> None:
+        """Write the MinHash signatures; documents of one record are hashed as one."""
+        tokens, compared_lengths = batch.ids, stored_lengths(rows)
+        if batch.plain is not None:
+            tokens, unseen_lengths = batch.plain
+            compared_lengths[rows["seen"] == 0] = unseen_lengths
+        salts = compute_media_salts(batch.media, len(rows))
         banding = self._dedup.banding
         # Seen texts are exact duplicates already, so they need no signature.
         first = np.flatnonzero(fresh & (rows["seen"] == 0))
@@ -224,7 +199,7 @@ class UnitFiles:
         if len(first):
             lengths = np.add.reduceat(compared_lengths, first)
             skipped = int(compared_lengths[: first[0]].sum())
-            ids, lengths = strip_control_tokens(tokens[skipped:], lengths, added)
+            ids, lengths = strip_control_tokens(tokens[skipped:], lengths, batch.added)
             signatures = compute_signatures(
                 ids, lengths, bands=banding.bands, rows=banding.rows, shingle=banding.shingle
             )
@@ -245,7 +220,7 @@ class UnitFiles:
                 self._open[name].write(np.ones(size, bool).data)
         self._open[name].write(flags.codes.data)
 
-    def add_fields(self, fields: Sequence[bytes]) -> None:
+    def _write_fields(self, fields: Sequence[bytes]) -> None:
         """Append the JSON of carried columns: all documents of a job carry some, or none."""
         if not fields:
             return
