@@ -133,12 +133,12 @@ PLAN = (
         "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
     ),
-    # New weights apply one step later than the edit says.
+    # New weights of an edit have no effect.
     Mutant(
-        "weights-edit-one-step-late",
+        "weights-edit-without-effect",
         "plan/order/timeline.py",
-        "changes.append(WeightChange(position, edit.weights))",
-        "changes.append(WeightChange(position + after.size, edit.weights))",
+        "planned = self._planned[bisect_right(self._planned, position, key=lambda segment: segment.start) - 1]",
+        "planned = self._planned[bisect_right(self._planned, position - 1, key=lambda segment: segment.start) - 1]",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
     ),
     # A run of epochs ends before the last sequences, which do not fill a step.

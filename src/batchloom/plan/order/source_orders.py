@@ -155,7 +155,10 @@ class SourceOrders:
             self._copy_timeline(previous_orders)
 
     def _copy_caches(self, previous_orders: "SourceOrders") -> None:
-        """Reuse orders, measures and cuts; those of eras after the first depend on the edits."""
+        """Reuse orders, measures and cuts.
+
+        Those of eras after the first depend on the edits.
+        """
         every_era = _continues(self.edits, previous_orders.edits)
         self._known_orders |= _select_eras(previous_orders.known_orders, every_era=every_era)
         self.shares.statistics |= _select_eras(previous_orders.shares.statistics, every_era=every_era)
