@@ -55,7 +55,7 @@ from batchloom.preparation.phases.duplicate_resolution import (
 )
 from batchloom.preparation.phases.duplicates_file import write_duplicates_file
 from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
-from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest, move_store
+from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest
 from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
 from batchloom.preparation.phases.unit_shards import write_shards
 from batchloom.preparation.phases.worker_setup import (
@@ -85,12 +85,11 @@ from batchloom.preparation.request.recipe_file import describe_input_locations, 
 from batchloom.preparation.rerun import (
     RequestedJob,
     begin_or_resume,
-    clear_leftover_work,
     hash_sources,
     make_job_identity,
     make_report_sources,
-    remove_leftover_work,
 )
+from batchloom.preparation.resumable_job import clear_leftover_work, move_store, remove_leftover_work
 from batchloom.preparation.settings.clean_recipe import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, count_allowed_bad

@@ -290,23 +290,6 @@ def _describe_job_differences(
     return _format_differences(differences)
 
 
-def remove_leftover_work(out: Path, generation: int = 1) -> None:
-    """Delete the work folder of a job that ended after its store was moved to ``out``.
-
-    The work of a job that makes a generation after ``generation`` stays.
-    """
-    if (out / WORK_NAME).is_dir():
-        with WorkFolder(out) as work:
-            clear_leftover_work(work, generation)
-
-
-def clear_leftover_work(work: WorkFolder, generation: int) -> None:
-    """Clear the work folder of a job whose generation the store already has."""
-    job = work.job()
-    if job is None or job.base < generation:
-        work.clear()
-
-
 def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """Return the inputs as the report holds them."""
     return [

@@ -12,14 +12,15 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.phases.finish import (
+from batchloom.preparation.phases.unit_shards import SubsetWriter
+from batchloom.preparation.plain_store import (
+    PlainStoreJob,
     collect_subsets,
     finish_plain_store,
     list_plain_differences,
-    make_plain_store,
 )
-from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress
+from batchloom.preparation.resumable_job import run_job
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
 from batchloom.preparation.token_files import TokenBatch, hash_ids
 from batchloom.preparation.units.unit_files import ROW
@@ -71,8 +72,9 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
         state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
         return finish_plain_store(work.store, manifest, state, report)
 
-    job = JobIdentity(WORK_VERSION, plain, [], [])
-    result = make_plain_store(out, job, lambda manifest: list_plain_differences(manifest, plain), make)
+    identity = JobIdentity(WORK_VERSION, plain, [], [])
+    job = PlainStoreJob(out, identity, lambda manifest: list_plain_differences(manifest, plain), make)
+    result = run_job(job, out)
     return result if result.already_done else replace(result, notes=notes)
 
 

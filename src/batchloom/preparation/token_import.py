@@ -18,15 +18,16 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
-from batchloom.preparation.phases.finish import (
+from batchloom.preparation.phases.unit_shards import SubsetWriter
+from batchloom.preparation.plain_store import (
+    PlainStoreJob,
     collect_subsets,
     finish_plain_store,
     list_plain_differences,
-    make_plain_store,
 )
-from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note
 from batchloom.preparation.report.report import ReportedSource, read_report
+from batchloom.preparation.resumable_job import run_job
 from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, coerce_token_count
 from batchloom.preparation.token_files import (
     FLAT_DTYPES,
@@ -388,7 +389,7 @@ def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult
     plain, run = _import_spec_to_plain(spec), _ImportRun(spec, token_inputs, first_val, tokenizer, listener)
     sources = [(token_input.name, token_input.size, token_input.mtime_ns) for token_input in token_inputs]
 
-    def find_differences(manifest: Manifest) -> list[str]:
+    def list_differences(manifest: Manifest) -> list[str]:
         differences, report = list_plain_differences(manifest, plain), read_report(out)
         if report is None or report.sources != _make_reported_sources(token_inputs):
             differences.append("inputs: other files, or files that were written again")
@@ -396,8 +397,8 @@ def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult
             differences.append(f"tokenizer: {spec.tokenizer} has changed")
         return differences
 
-    result = make_plain_store(out, JobIdentity(WORK_VERSION, plain, [], sources), find_differences, run.make)
-    return replace(result, notes=tuple(run.notes))
+    job = PlainStoreJob(out, JobIdentity(WORK_VERSION, plain, [], sources), list_differences, run.make)
+    return replace(run_job(job, out), notes=tuple(run.notes))
 
 
 def _resolve_import_tokenizer(spec: ImportSpec) -> Tokenizer | None:

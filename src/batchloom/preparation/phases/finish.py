@@ -1,34 +1,29 @@
-"""End of a job: lengths, quarantine, tokenizer, report, manifest, move to OUT."""
+"""End of a job: lengths, quarantine, tokenizer, report, manifest."""
 
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
 from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.report.progress import PrepareResult, make_result
 from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
-from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.media_recipe import get_processor_state
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import (
     Decision,
-    JobIdentity,
     PartCounts,
     PartDedupCounts,
     TokenizedUnit,
     UnitDedupCounts,
     WorkFolder,
+    move_files,
     read_bad_records,
 )
 from batchloom.sources.files import Source
@@ -39,11 +34,8 @@ from batchloom.store import (
     Manifest,
     PartEntry,
     ShardEntry,
-    add_generation,
     encode_manifest,
     extend_manifest,
-    lock_store,
-    read_manifest,
     wrap_write_errors,
     write_file,
 )
@@ -63,7 +55,6 @@ from batchloom.store.format import (
     map_index,
     seal_manifest,
 )
-from batchloom.store.maintain import delete_stale_files
 from batchloom.store.write import LengthsWriter, make_folder, sync_folder
 from batchloom.tokens import Tokenizer
 
@@ -99,7 +90,7 @@ def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntr
         for name in [name for name, entries in shards.items() if entries]:
             make_folder(work.store / name)
             if (folder := work.shards(unit.unit.number) / name).is_dir():
-                _move_files(folder, work.store / name)
+                move_files(folder, work.store / name)
     subsets = {}
     for name in SUBSETS:
         entries = [entry for unit in results.shards for entry in unit[name]]
@@ -124,107 +115,10 @@ def finish_store(
     return manifest
 
 
-def finish_plain_store(
-    store: Path, manifest: Manifest, tokenizer_state: Mapping[str, Any], report: Mapping[str, Any]
-) -> Manifest:
-    """Write the files next to imported or synthetic shards; return the manifest."""
-    write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer_state))
-    write_file(store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    sealed = seal_manifest(manifest)
-    write_file(store / MANIFEST_NAME, encode_manifest(sealed))
-    return sealed
-
-
-def make_plain_store(
-    out: Path,
-    job: JobIdentity,
-    find_differences: Callable[[Manifest], list[str]],
-    make: Callable[[WorkFolder], Manifest],
-) -> PrepareResult:
-    """Make a store without units, or return the finished one.
-
-    A stopped job starts over.
-
-    Args:
-        out: folder of the store.
-        job: identity of the job.
-        find_differences: lists how the job of a finished store differs from this one.
-        make: writes all files into the work folder, and returns the manifest.
-    """
-    began = time.perf_counter()
-    if (out / MANIFEST_NAME).exists():
-        manifest = read_manifest(out)
-        if differences := find_differences(manifest):
-            raise StoreConflictError(
-                f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
-                "delete that folder."
-            )
-        remove_leftover_work(out)
-        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_output_folder(out)
-    with WorkFolder(out) as work:
-        if not work.has_results():
-            work.clear()
-            work.begin(job)
-        elif work.job() != job:
-            raise StoreConflictError(
-                f"{out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-                "--out."
-            )
-        # Only the move into the folder was left of a job that was stopped then.
-        manifest = read_manifest(work.store) if work.complete else make(work)
-        move_store(work, manifest)
-    return make_result(out, manifest, seconds=time.perf_counter() - began)
-
-
-def collect_subsets(store: Path, shards: Mapping[str, list[ShardEntry]]) -> dict[str, SubsetEntry]:
-    """Make the entries of the subsets that have shards, and write their lengths files."""
-    return {name: make_subset_entry(store / name, entries) for name, entries in shards.items() if entries}
-
-
-def list_plain_differences(manifest: Manifest, plain: Mapping[str, Any]) -> list[str]:
-    """List the settings in which a plain recipe differs from that of a manifest."""
-    return [
-        f"{name}: {manifest.recipe.get(name)!r} -> {plain.get(name)!r}"
-        for name in sorted(manifest.recipe.keys() | plain.keys())
-        if manifest.recipe.get(name) != plain.get(name)
-    ]
-
-
 def _read_processor_state(recipe: Recipe) -> bytes | None:
     """Return the encoded processor state of a recipe; None without media."""
     media = recipe.reading.media
     return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
-
-
-def move_store(work: WorkFolder, manifest: Manifest) -> None:
-    """Move the complete store to OUT, the manifest last; safe to repeat after a kill.
-
-    An appended store becomes the newest generation of the existing one.
-    """
-    if manifest.generation > 1:
-        add_generation(work.out, manifest, staged=work.store)
-        work.remove()
-        return
-    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
-        make_folder(work.out / folder.name)
-        _move_files(folder, work.out / folder.name)
-    _move_files(work.store, work.out)
-    with lock_store(work.out):
-        with wrap_write_errors(work.out):
-            (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
-        sync_folder(work.out)
-        # An abandoned job may have been killed while it moved its shards here.
-        delete_stale_files(work.out, manifest)
-    work.remove()
-
-
-def _move_files(folder: Path, target: Path) -> None:
-    with wrap_write_errors(target), os.scandir(folder) as scan:
-        for entry in sorted(scan, key=lambda entry: entry.name):
-            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(PARTIAL_SUFFIX):
-                os.replace(entry.path, target / entry.name)  # noqa: PTH105
-    sync_folder(target)
 
 
 def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:

@@ -17,6 +17,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, StoreConflictError
 from batchloom.core.files import (
     JSON_DECODE_ERRORS,
+    PARTIAL_SUFFIX,
     describe_os_error,
     lock_exclusively,
     open_regular_file,
@@ -231,6 +232,15 @@ def move_into_place(folder: Path, destination: Path) -> bool:
             first = False
     sync_folder(destination.parent)
     return first
+
+
+def move_files(folder: Path, target: Path) -> None:
+    """Move the complete files of a folder, except for a manifest; safe to repeat."""
+    with wrap_write_errors(target), os.scandir(folder) as scan:
+        for entry in sorted(scan, key=lambda entry: entry.name):
+            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(PARTIAL_SUFFIX):
+                Path(entry.path).replace(target / entry.name)
+    sync_folder(target)
 
 
 @contextlib.contextmanager
