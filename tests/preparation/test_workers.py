@@ -8,9 +8,9 @@ import batchloom
 from batchloom.core.errors import WorkerError
 from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
 from batchloom.preparation.phases import worker_setup
-from batchloom.preparation.prepare_run import choose_worker_count
 from batchloom.preparation.units import UnitTask
 from batchloom.preparation.units.units import choose_unit_bytes
+from batchloom.preparation.workers.executor_choice import choose_worker_count
 from batchloom.store import read_manifest
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 
@@ -110,8 +110,8 @@ def test_larger_inputs_have_larger_units(total_mib, unit_mib):
     [(10, 1, 2, 1), (40, 2, 2, 1), (65, 3, 2, 2), (222, 7, 2, 2), (222, 7, 16, 7), (9000, 36, 16, 16)],
 )
 def test_inputs_above_64_mib_use_all_cores(total_mib, units, cores, workers, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.prepare_run.count_cores", lambda: cores)
-    monkeypatch.setattr("batchloom.preparation.prepare_run.measure_free_memory", lambda: 1 << 40)
+    monkeypatch.setattr("batchloom.preparation.workers.executor_choice.count_cores", lambda: cores)
+    monkeypatch.setattr("batchloom.preparation.workers.executor_choice.measure_free_memory", lambda: 1 << 40)
     assert choose_worker_count(ExecutionSettings(), units, total_mib * MIB) == workers
 
 

@@ -22,10 +22,8 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import measure_peak_memory, pause_gc
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.append import (
-    BaseGenerations,
     check_same_objective,
     check_same_recipe,
-    read_base_generations,
     read_base_manifest,
     read_tokenizer_state,
     select_new_inputs,
@@ -47,6 +45,7 @@ from batchloom.preparation.documents.tokenizer_choice import (
     find_unused_columns,
 )
 from batchloom.preparation.phases import worker_setup
+from batchloom.preparation.phases.base_generations import BaseGenerations, read_base_generations
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardSettings,
     decide,
@@ -55,7 +54,8 @@ from batchloom.preparation.phases.duplicate_resolution import (
 )
 from batchloom.preparation.phases.duplicates_file import write_duplicates_file
 from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
-from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest
+from batchloom.preparation.phases.finish import collect_store, finish_store
+from batchloom.preparation.phases.job_results import JobResults, make_manifest
 from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
 from batchloom.preparation.phases.unit_shards import write_shards
 from batchloom.preparation.phases.worker_setup import (
@@ -93,7 +93,7 @@ from batchloom.preparation.resumable_job import clear_leftover_work, move_store,
 from batchloom.preparation.settings.clean_recipe import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, count_allowed_bad
-from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
+from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
 from batchloom.preparation.units.units import (
@@ -108,11 +108,10 @@ from batchloom.preparation.units.work_folder import (
     UnitDedupCounts,
     WorkFolder,
 )
+from batchloom.preparation.workers.executor_choice import choose_worker_count, make_executor, runs_inline
 from batchloom.preparation.workers.fork_server import ForkServer
-from batchloom.preparation.workers.inline_executor import InlineExecutor
-from batchloom.preparation.workers.machine_limits import compute_worker_count, count_cores, measure_free_memory
-from batchloom.preparation.workers.process_pool import ProcessPool
-from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
+from batchloom.preparation.workers.machine_limits import count_cores
+from batchloom.preparation.workers.protocols import Executor
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.sources.files import Source, Spool
 from batchloom.sources.formats import choose_read_method
@@ -759,48 +758,3 @@ def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
     ):
         return job.constants[-1]
     return choose_unit_bytes(listing.bytes)
-
-
-# The first worker takes about as long to start as to tokenize this many bytes; others take milliseconds.
-_MIN_POOL_BYTES = 64 << 20
-
-
-def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: int) -> int:
-    """Return the number of units processed at the same time on this machine."""
-    if execution.workers != "auto":
-        return min(execution.workers, max(1, units))
-    if execution.engine == "ray":
-        return max(1, units)
-    useful = units if total_bytes > _MIN_POOL_BYTES else 1
-    free = measure_free_memory() if useful > 1 else None
-    return compute_worker_count(useful, cores=count_cores(), free=free, memory=execution.memory_per_worker)
-
-
-def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
-    """Return whether the coordinator process runs all tasks itself."""
-    return execution.engine == "pool" and workers == 1 and execution.memory_per_worker is None
-
-
-def make_executor(
-    execution: ExecutionSettings,
-    workers: int,
-    shared: Path,
-    setup: TaskFunctionFactory,
-    inline_setup: TaskFunctionFactory,
-    listener: MessageCallback,
-    server: ForkServer | None,
-) -> Executor:
-    """Make the executor of a job.
-
-    ``setup`` makes the task function in another process, ``inline_setup`` in this one, where ``listener`` gets
-    messages at once. Every worker must see the folder ``shared``.
-    """
-    if execution.engine == "ray":
-        # Ray takes half a second to import.
-        from batchloom.preparation.workers.ray_cluster import RayExecutor  # noqa: PLC0415
-
-        max_workers = None if execution.workers == "auto" else execution.workers
-        return RayExecutor(setup, execution.address, max_workers, execution.memory_per_worker, shared)
-    if runs_inline(execution, workers):
-        return InlineExecutor(inline_setup, listener)
-    return ProcessPool(setup, workers, execution.memory_per_worker, server)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
-from batchloom.preparation.append import BaseGenerations
 from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
 from batchloom.preparation.documents.subsets import (
     MoveCandidates,
@@ -25,6 +24,7 @@ from batchloom.preparation.documents.subsets import (
     balance_subsets,
     misses_share,
 )
+from batchloom.preparation.phases.base_generations import BaseGenerations
 from batchloom.preparation.phases.find_duplicates import DuplicateFiles
 from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
 from batchloom.preparation.units.unit_files import ROW, mark_first_of_records

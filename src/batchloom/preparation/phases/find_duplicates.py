@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.files import read_regular_file, release_pages
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.append import BaseGenerations, StoredSignatures
 from batchloom.preparation.dedup.duplicate_search import DUPLICATE, search_duplicates
 from batchloom.preparation.dedup.near_duplicates import find_components, map_signatures, write_signature_keys
 from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY, count_keys, count_partitions, map_records
 from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.phases.base_generations import BaseGenerations, StoredSignatures
 from batchloom.preparation.report.report import MAX_ROWS, DuplicateExample, DuplicatePair, OmittedRows
 from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.unit_files import ROW, stored_lengths, tokens_file_name
