@@ -1,4 +1,4 @@
-"""Stores that are made in one go, without units: of imported ids and of synthetic data."""
+"""Stores without units, made in one go: of imported ids and of synthetic data."""
 
 import time
 from collections.abc import Callable, Mapping

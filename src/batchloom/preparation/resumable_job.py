@@ -1,6 +1,7 @@
-"""The steps of every command that writes a store; a kill between any two loses no finished work.
+"""Steps of every command that writes a store.
 
-:func:`run_job` orders them. A :class:`StoreJob` says which store it makes, a :class:`JobRun` makes it in a work folder.
+:func:`run_job` orders them so that a kill at any moment loses no finished work. A :class:`StoreJob` says which store it
+makes; a :class:`JobRun` makes it in a work folder.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""State of the store that a job appends to: its keys, shards, subsets and signatures."""
+"""State of the store that a job appends to."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
