@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
-from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_run, run_recipe
+from batchloom.preparation import Progress, RunSettings, WorkFolder, resumable_job, run_recipe
 from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.units.unit_files import trained_file_name
 from batchloom.store import read_manifest, remove_documents
@@ -61,7 +61,7 @@ def test_a_store_that_another_run_has_just_finished_is_not_overwritten(tmp_path,
             prepare_store(inputs[:1], path, **SETTINGS)
         return WorkFolder(path)
 
-    monkeypatch.setattr(prepare_run, "WorkFolder", make_work_folder)
+    monkeypatch.setattr(resumable_job, "WorkFolder", make_work_folder)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
         prepare_store(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
     prepare_store(inputs[:1], tmp_path / "whole", **SETTINGS)
@@ -94,8 +94,8 @@ def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inp
     def run(recipe, settings):
         return run_recipe(recipe, out, lambda event: None, settings=settings)
 
-    monkeypatch.setattr(prepare_run, "WorkFolder", make_work_folder)
-    monkeypatch.setattr(prepare_run, "lock_store", lambda path: warnings.catch_warnings())
+    monkeypatch.setattr(resumable_job, "WorkFolder", make_work_folder)
+    monkeypatch.setattr(resumable_job, "lock_store", lambda path: warnings.catch_warnings())
     recipe = make_recipe(inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500)
     with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
         run(recipe, append_settings)

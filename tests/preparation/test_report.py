@@ -239,7 +239,7 @@ def make_full_report(name):
         engine_note=name,
         notes=[name] * 300,
         seconds_by_phase={name: 1.0},
-        crew=name,
+        executor=name,
         content=content,
     )
 

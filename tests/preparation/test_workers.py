@@ -7,7 +7,7 @@ import pytest
 import batchloom
 from batchloom.core.errors import WorkerError
 from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
-from batchloom.preparation.phases import worker_setup
+from batchloom.preparation.phases import sample_phase, worker_setup
 from batchloom.preparation.units import UnitTask
 from batchloom.preparation.units.units import choose_unit_bytes
 from batchloom.preparation.workers.executor_choice import choose_worker_count
@@ -46,9 +46,9 @@ def test_a_pool_writes_the_same_bytes(tmp_path, inputs, dedup):
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(300)])
-    collect_versions = prepare_run.collect_versions
+    collect_versions = sample_phase.collect_versions
     monkeypatch.setattr(
-        prepare_run, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
+        sample_phase, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
     )
     with pytest.raises(WorkerError) as error:
         prepare_in_pool([tmp_path / "a.jsonl"], tmp_path / "out")

@@ -19,7 +19,7 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.files import replace_file
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value, raise_problems
-from batchloom.preparation.prepare_run import make_store
+from batchloom.preparation.input_jobs import make_store
 from batchloom.preparation.report.progress import (
     Listener,
     Note,

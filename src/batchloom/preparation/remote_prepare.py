@@ -13,7 +13,7 @@ import xxhash
 from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.core.errors import SettingsError, StoreConflictError, StoreError
 from batchloom.core.files import find_cache_folder, lock_exclusively
-from batchloom.preparation.prepare_run import make_store
+from batchloom.preparation.input_jobs import make_store
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, make_result
 from batchloom.preparation.report.report import parse_report, read_report, write_report_page
 from batchloom.preparation.request.inputs import list_inputs

@@ -19,7 +19,7 @@ from batchloom.preparation.settings.recipe import (
     list_recipe_differences,
     recipe_to_plain,
 )
-from batchloom.preparation.units.units import combine_part_hashes
+from batchloom.preparation.units.units import choose_unit_bytes, combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
 from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part
 from batchloom.sources.files import CompactSequence, Source
@@ -234,6 +234,24 @@ def make_job_identity(
         kinds=[source.kind for source in listing.sources],
         base=base,
     )
+
+
+def find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
+    """Return the unit size of unfinished work on these inputs, or for the listing.
+
+    A stream, whose units have a fixed size, may have cached their batches.
+    """
+    job = work.job()
+    if (
+        job
+        and len(job.sources) == len(listing.sources)
+        and all(
+            known_source[:2] == (source.name, source.size)
+            for known_source, source in zip(job.sources, listing.sources, strict=True)
+        )
+    ):
+        return job.constants[-1]
+    return choose_unit_bytes(listing.bytes)
 
 
 @final

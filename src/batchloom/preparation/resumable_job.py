@@ -61,21 +61,21 @@ def run_job(job: StoreJob, out: Path, *, base: int = 0, dry_run: bool = False) -
         dry_run: leave the result in the work folder, for a later run.
     """
     if (finished := job.find_finished()) is not None:
-        remove_leftover_work(out, finished.generation)
+        _remove_leftover_work(out, finished.generation)
         return finished
     with _lock_output(out, base) as work:
         # Another run may have finished before this one got the lock.
         if (finished := job.find_finished()) is not None:
-            clear_leftover_work(work, finished.generation)
+            _clear_leftover_work(work, finished.generation)
             return finished
         if base:
-            clear_leftover_work(work, base)
+            _clear_leftover_work(work, base)
         run = job.begin(work)
         if dry_run:
             return run.make_result(run.make())
         # Only the move is left of a job that was stopped after it had written its manifest.
         manifest = read_manifest(work.store) if work.complete else run.make()
-        move_store(work, manifest)
+        _move_store(work, manifest)
         return run.make_result(manifest)
 
 
@@ -87,24 +87,24 @@ def _lock_output(out: Path, base: int) -> WorkFolder:
         return WorkFolder(out)
 
 
-def remove_leftover_work(out: Path, generation: int) -> None:
+def _remove_leftover_work(out: Path, generation: int) -> None:
     """Delete the work folder of a job that ended after its store was moved to ``out``.
 
     The work of a job that makes a generation after ``generation`` stays.
     """
     if (out / WORK_NAME).is_dir():
         with WorkFolder(out) as work:
-            clear_leftover_work(work, generation)
+            _clear_leftover_work(work, generation)
 
 
-def clear_leftover_work(work: WorkFolder, generation: int) -> None:
+def _clear_leftover_work(work: WorkFolder, generation: int) -> None:
     """Clear the work folder of a job whose generation the store already has."""
     job = work.job()
     if job is None or job.base < generation:
         work.clear()
 
 
-def move_store(work: WorkFolder, manifest: Manifest) -> None:
+def _move_store(work: WorkFolder, manifest: Manifest) -> None:
     """Move the complete store to its place, the manifest last; safe to repeat.
 
     An appended store becomes the newest generation of the existing one.

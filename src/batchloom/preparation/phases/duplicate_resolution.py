@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import BadRecord
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
 from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
@@ -43,7 +42,6 @@ from batchloom.preparation.units.work_folder import (
     translate_read_errors,
 )
 from batchloom.preparation.workers.protocols import Executor, run_tasks
-from batchloom.sources import ReadRules, format_record_name
 from batchloom.store import CHOSEN, wrap_write_errors, write_file
 from batchloom.store.format import SUBSETS, Banding
 from batchloom.store.write import make_folder, sync_folder
@@ -385,31 +383,6 @@ def _balance_shares(
         name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()
     }
     return tuple(balance_subsets(settings.membership.shares, tokens, movable_groups).items())
-
-
-def describe_long_documents(
-    units: Sequence[TokenizedUnit], dedup_counts: Sequence[UnitDedupCounts], rules: ReadRules, tokens_per_shard: int
-) -> str:
-    """Describe documents longer than a shard, with the position of the longest, or ""."""
-    count = sum(counts.long for counts in dedup_counts)
-    if not count:
-        return ""
-    number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
-    length, part, record, offset = dedup_counts[number].longest
-    longest_part, records_before = units[number].unit.parts[part], 0
-    bound = (units[number].unit.number, longest_part.start)
-    for unit in units[: number + 1]:
-        for other_part, facts in zip(unit.unit.parts, unit.facts.parts, strict=True):
-            if other_part.source.path == longest_part.source.path and (unit.unit.number, other_part.start) < bound:
-                records_before += facts.records
-    bad_record = BadRecord(record, offset, None, "", "")
-    record_name = format_record_name(longest_part.source, rules, records_before, bad_record)
-    documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
-    return (
-        f"{documents_phrase} longer than a shard ({tokens_per_shard:,} tokens, --tokens-per-shard), so some shards "
-        f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
-        "into smaller documents (--split-on paragraph)."
-    )
 
 
 def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:

@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
+from batchloom.preparation.phases.job_report import make_job_report
 from batchloom.preparation.phases.job_results import JobResults, make_manifest, read_processor_state
-from batchloom.preparation.report.report import PrepareReport, encode_report, write_report_page
+from batchloom.preparation.phases.prepare_notes import describe_dry_run
+from batchloom.preparation.report.progress import PrepareLog
+from batchloom.preparation.report.report import encode_report, write_report_page
+from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.preparation.units.work_folder import (
     WorkFolder,
@@ -36,7 +40,34 @@ from batchloom.store.format import (
 from batchloom.store.write import LengthsWriter, make_folder, sync_folder
 
 
-def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
+def finish_store(
+    work: WorkFolder, results: JobResults, settings: RunSettings, log: PrepareLog, *, workers: int, resumed_units: int
+) -> Manifest:
+    """Complete the store in the work folder, the manifest last; return that."""
+    with log.time("finish"):
+        subsets = _collect_store(work, results)
+    report = make_job_report(results, work.out, settings, log, workers=workers, resumed_units=resumed_units)
+    write_file(work.store / format_generation_file_name(REPORT_NAME, results.generation), encode_report(report))
+    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, results.generation))
+    manifest = make_manifest(results, subsets)
+    manifest = seal_manifest(manifest) if results.base is None else extend_manifest(results.base, manifest)
+    write_file(work.store / MANIFEST_NAME, encode_manifest(manifest))
+    return manifest
+
+
+def finish_dry_run(
+    work: WorkFolder, results: JobResults, settings: RunSettings, log: PrepareLog, *, workers: int, resumed_units: int
+) -> Manifest:
+    """Report what would be left out; return a manifest of which only counts are valid."""
+    report = make_job_report(results, work.out, settings, log, workers=workers, resumed_units=resumed_units)
+    write_file(work.path / REPORT_NAME, encode_report(report))
+    write_report_page(report, work.path / PAGE_NAME)
+    log.report([describe_dry_run(work.path / PAGE_NAME)])
+    manifest = make_manifest(results, {})
+    return manifest if results.base is None else extend_manifest(results.base, manifest)
+
+
+def _collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
     """Fill the work store with all files but the report and the manifest."""
     make_folder(work.store)
     # Safe to repeat after a kill.
@@ -55,18 +86,6 @@ def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntr
         write_file(work.store / PROCESSOR_NAME, processor)
     _write_quarantine(work, results)
     return subsets
-
-
-def finish_store(
-    work: WorkFolder, results: JobResults, subsets: dict[str, SubsetEntry], report: PrepareReport
-) -> Manifest:
-    """Write the report into the work store and, last, the manifest; return that."""
-    write_file(work.store / format_generation_file_name(REPORT_NAME, results.generation), encode_report(report))
-    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, results.generation))
-    manifest = make_manifest(results, subsets)
-    manifest = seal_manifest(manifest) if results.base is None else extend_manifest(results.base, manifest)
-    write_file(work.store / MANIFEST_NAME, encode_manifest(manifest))
-    return manifest
 
 
 def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:

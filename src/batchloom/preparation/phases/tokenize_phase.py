@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final, get_args
 
@@ -11,6 +10,7 @@ from batchloom.core.errors import DamagedFileError, InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS, UNTRAINED_RULE
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
+from batchloom.preparation.phases.unit_names import SegmentSearch
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.request.inputs import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.settings.recipe import Recipe
@@ -27,7 +27,6 @@ from batchloom.preparation.units.units import (
 )
 from batchloom.preparation.units.work_folder import (
     Alteration,
-    ExcludedRecords,
     TokenizedUnit,
     UnitFacts,
     WorkFolder,
@@ -44,15 +43,6 @@ from batchloom.sources.files import Source
 
 # Damaged files that are named when they are met; all are listed at the end.
 _MAX_NOTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentSearch:
-    """Search for repeated lines or paragraphs: files and excluded records by unit."""
-
-    key_files: list[Path]
-    excluded: list[ExcludedRecords]
-    folder: Path
 
 
 @final

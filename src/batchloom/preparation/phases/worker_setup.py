@@ -1,7 +1,8 @@
 """Setup of the workers of a job."""
 
+import contextlib
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +21,11 @@ from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.settings.run_settings import ExecutionSettings
 from batchloom.preparation.units.units import UnitTask
 from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
+from batchloom.preparation.workers.executor_choice import runs_inline
+from batchloom.preparation.workers.fork_server import ForkServer
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
@@ -161,3 +165,16 @@ def make_task_function(context: EncodeContext) -> TaskFunction:
             return task()
 
     return run_phase_task
+
+
+@contextlib.contextmanager
+def start_server(execution: ExecutionSettings, workers: int) -> Iterator[ForkServer | None]:
+    """Run the process that workers are forked from; None if none are.
+
+    It imports modules while this process does other work.
+    """
+    if execution.engine != "pool" or runs_inline(execution, workers):
+        yield None
+        return
+    with ForkServer(__name__) as server:
+        yield server

@@ -22,7 +22,7 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.settings.recipe import DedupRecipe
+from batchloom.preparation.settings.recipe import DedupRecipe, Recipe
 from batchloom.preparation.units.unit_files import (
     ROW,
     UnitColumnsWriter,
@@ -156,9 +156,13 @@ def adopt_units(
     work: WorkFolder,
     folders: Sequence[Path],
     record_parsers: RecordParsers,
-    membership: SubsetRule,
+    recipe: Recipe,
 ) -> int:
     """Make missing temporary files of units from stream batches; count them."""
+    # Stream batches hold nothing that the search for duplicates needs.
+    if recipe.dedup.mode != "none" or not (work.path / STREAM_BATCHES_FOLDER).is_dir():
+        return 0
+    membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
     count = 0
     for unit, folder in zip(units, folders, strict=True):
         batches_folder = work.path / STREAM_BATCHES_FOLDER / folder.name

@@ -23,6 +23,7 @@ from batchloom.core.files import (
     open_regular_file,
     read_regular_file,
 )
+from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation.units.unit_report import UnitReport
 from batchloom.preparation.units.units import RecordPosition, Unit
 from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file
@@ -373,12 +374,12 @@ class WorkFolder:
     def duplicates(self) -> Path:
         return self.path / "duplicates"
 
-    def follow(self, units: str) -> bool:
+    def follow(self, names: Sequence[str]) -> bool:
         """Delete all later results if other units made them; return whether any existed.
 
-        Units are named after everything that decides their documents (``units`` is the fingerprint of the names),
-        later results only by unit number.
+        Units are named after everything that decides their documents, later results only by unit number.
         """
+        units = fingerprint(names)
         note = self.path / "followed"
         with wrap_write_errors(self.path):
             if note.exists() and read_regular_file(note) == units.encode():

@@ -1,0 +1,66 @@
+"""Names of a job's units, and the search for repeated lines or paragraphs in them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.phases.worker_setup import collect_unit_settings
+from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.units.units import RecordExcludedError, Unit, compute_unit_identity
+from batchloom.preparation.units.work_folder import ExcludedRecords, WorkFolder
+from batchloom.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSearch:
+    """Search for repeated lines or paragraphs: files and excluded records by unit."""
+
+    key_files: list[Path]
+    excluded: list[ExcludedRecords]
+    folder: Path
+
+
+@final
+class UnitNames:
+    """Names of units, which cover everything that decides their files.
+
+    ``content`` holds content hashes by path, for sources that these identify.
+    """
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        units: Sequence[Unit],
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        constants: Sequence[int],
+        content: Mapping[str, str],
+    ) -> None:
+        self._work, self._units, self._content = work, units, content
+        self._settings = collect_unit_settings(recipe, tokenizer, constants)
+        self._has_search = recipe.dedup.repeat_unit is not None
+
+    def make_names(self) -> tuple[list[str], SegmentSearch | None]:
+        """Return the names of all units, and the search for repeated lines if any."""
+        names = self._list_names(self._settings)
+        if not self._has_search:
+            return names, None
+        excluded_by_name = self._work.read_excluded()
+        excluded = [excluded_by_name.get(name, ()) for name in names]
+        identities = [
+            fingerprint([name, records]) if records else name for name, records in zip(names, excluded, strict=True)
+        ]
+        # Removed lines depend on all units before, so every unit's name covers all exclusions.
+        before = fingerprint(identities)
+        key_files = [self._work.segment_keys_path(identity) for identity in identities]
+        search = SegmentSearch(key_files, excluded, self._work.duplicates / before)
+        return self._list_names({**self._settings, "before": before}), search
+
+    def exclude(self, error: RecordExcludedError) -> None:
+        """Store the excluded records of a unit for the next search and for later runs."""
+        self._work.exclude(self._list_names(self._settings)[error.unit], error.excluded)
+
+    def _list_names(self, settings: Mapping[str, object]) -> list[str]:
+        return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
