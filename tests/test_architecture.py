@@ -336,7 +336,7 @@ ENTRY_POINTS = {
     "compat/hub.py": {"create_huggingface_dataset"},
     "compat/multimodal_stream.py": {"__init__"},
     "analysis/doctor/diagnosis.py": {"doctor"},
-    "preparation/row_conversion.py": {"convert"},
+    "preparation/conversion/row_conversion.py": {"convert"},
     "preparation/prepare_job.py": {"prepare", "prepare_mixture"},
     "store/read/store_opening.py": {"open_store"},
     "streaming/raw_stream.py": {"stream"},

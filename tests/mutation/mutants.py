@@ -393,9 +393,9 @@ PREPARATION = (
     # A run that is killed while it moves its shards leaves a folder that passes for the store.
     Mutant(
         "manifest-before-its-shards",
-        "preparation/phases/finish.py",
+        "preparation/resumable_job.py",
         "for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
-        "(work.out / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))\n"
+        "(work.out / MANIFEST_NAME).write_bytes((work.store / MANIFEST_NAME).read_bytes())\n"
         "    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
         ("preparation/test_resume.py", "preparation/test_torture.py"),
     ),

@@ -1,3 +1,6 @@
+from .conversion.conversion_run import ConversionResult as ConversionResult
+from .conversion.row_conversion import convert as convert
+from .conversion.row_mapping import coerce_row as coerce_row
 from .documents.chat_encoding import ChatEncoder as ChatEncoder
 from .documents.conversation_encoder import (
     OverlongError as OverlongError,
@@ -36,7 +39,6 @@ from .rerun import (
     check_separate as check_separate,
     make_job_identity as make_job_identity,
 )
-from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row, convert as convert
 from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig
 from .settings.media_recipe import MediaRecipe as MediaRecipe
