@@ -418,7 +418,7 @@ PREPARATION = (
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
         "validation-document-in-train",
-        "preparation/phases/duplicate_resolution.py",
+        "preparation/phases/subset_decision.py",
         "overrides=(*self.base_membership.overrides, *overrides))",
         "overrides=overrides)",
         ("preparation/test_append.py",),
@@ -442,7 +442,7 @@ PREPARATION = (
     # The provenance of documents is wrong behind the first 65,536 input files.
     Mutant(
         "part-number-of-16-bits",
-        "preparation/phases/unit_shards.py",
+        "preparation/units/subset_writer.py",
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)',
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
         ("preparation/test_many_files.py",),

@@ -19,12 +19,7 @@ from batchloom.preparation.settings.read_recipe import parse_carried
 from batchloom.preparation.settings.recipe import Recipe, recipe_to_plain
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Source
-from batchloom.store import (
-    MANIFEST_NAME,
-    Manifest,
-    read_manifest,
-    wrap_write_errors,
-)
+from batchloom.store import MANIFEST_NAME, Manifest, read_manifest, wrap_write_errors
 from batchloom.store.format import TOKENIZER_NAME, SourceEntry, choose_token_dtype
 from batchloom.tokens import resolve_tokenizer
 

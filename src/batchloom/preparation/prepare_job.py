@@ -20,14 +20,7 @@ from batchloom.core.files import replace_file
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.preparation.input_jobs import make_store
-from batchloom.preparation.report.progress import (
-    Listener,
-    Note,
-    PrepareLog,
-    PrepareResult,
-    Progress,
-    log_note,
-)
+from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, Progress, log_note
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.request.inputs import InputArgument, default_tokenizer, list_inputs
 from batchloom.preparation.request.python_data import PythonRows, write_python_data
@@ -38,18 +31,9 @@ from batchloom.preparation.request.recipe_choice import (
     make_append_request,
     make_request,
 )
-from batchloom.preparation.rerun import (
-    check_output_folder,
-    check_separate,
-    previous_detections,
-)
+from batchloom.preparation.rerun import check_output_folder, check_separate, previous_detections
 from batchloom.preparation.settings.read_recipe import SourceRecipe
-from batchloom.preparation.settings.recipe import (
-    PrepareOptions,
-    Recipe,
-    check_option_names,
-    is_valid_path,
-)
+from batchloom.preparation.settings.recipe import PrepareOptions, Recipe, check_option_names, is_valid_path
 from batchloom.preparation.settings.run_settings import RunOptions, RunSettings, make_run_settings
 from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
 from batchloom.preparation.units.work_folder import SPOOL_NAME

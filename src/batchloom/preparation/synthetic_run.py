@@ -12,17 +12,12 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.phases.unit_shards import SubsetWriter
-from batchloom.preparation.plain_store import (
-    PlainStoreJob,
-    collect_subsets,
-    finish_plain_store,
-    list_plain_differences,
-)
+from batchloom.preparation.plain_store import PlainStoreJob, collect_subsets, finish_plain_store, list_plain_differences
 from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress
 from batchloom.preparation.resumable_job import run_job
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
 from batchloom.preparation.token_files import TokenBatch, hash_ids
+from batchloom.preparation.units.subset_writer import SubsetWriter
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import Manifest, ShardEntry

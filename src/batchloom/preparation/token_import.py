@@ -18,13 +18,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
-from batchloom.preparation.phases.unit_shards import SubsetWriter
-from batchloom.preparation.plain_store import (
-    PlainStoreJob,
-    collect_subsets,
-    finish_plain_store,
-    list_plain_differences,
-)
+from batchloom.preparation.plain_store import PlainStoreJob, collect_subsets, finish_plain_store, list_plain_differences
 from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note
 from batchloom.preparation.report.report import ReportedSource, read_report
 from batchloom.preparation.resumable_job import run_job
@@ -42,16 +36,11 @@ from batchloom.preparation.token_files import (
     iter_token_batches,
     open_token_file,
 )
+from batchloom.preparation.units.subset_writer import SubsetWriter
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
-from batchloom.store import (
-    Manifest,
-    PartEntry,
-    ShardEntry,
-    map_file,
-    wrap_write_errors,
-)
+from batchloom.store import Manifest, PartEntry, ShardEntry, map_file, wrap_write_errors
 from batchloom.store.format import (
     FORMAT_VERSION,
     SUBSETS,

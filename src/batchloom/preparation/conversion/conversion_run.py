@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import (
-    InputError,
-    InputMissingError,
-)
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.preparation.conversion.column_types import (
     ColumnType,
     UntabularError,
@@ -19,20 +16,10 @@ from batchloom.preparation.conversion.column_types import (
     format_column_path,
 )
 from batchloom.preparation.conversion.row_files import JsonRowFile, ParquetRowFile, RowFile
-from batchloom.preparation.conversion.row_mapping import (
-    RowMapper,
-    coerce_row,
-)
+from batchloom.preparation.conversion.row_mapping import RowMapper, coerce_row
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.units.unit_report import encode_quarantine_line
-from batchloom.sources import (
-    PartReader,
-    ReadRules,
-    SourceListing,
-    SourcePart,
-    make_bad_record_error,
-    prefetch_sources,
-)
+from batchloom.sources import PartReader, ReadRules, SourceListing, SourcePart, make_bad_record_error, prefetch_sources
 from batchloom.sources.files import Compression, Source
 from batchloom.sources.formats import COLUMNAR_KINDS
 from batchloom.store import AtomicFile

@@ -6,12 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchloom.chat.schema import match_mapping_columns
-from batchloom.core.errors import (
-    InputMissingError,
-    SchemaError,
-    SettingsError,
-    StoreConflictError,
-)
+from batchloom.core.errors import InputMissingError, SchemaError, SettingsError, StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems
 from batchloom.preparation.conversion.conversion_run import ConversionResult, ConversionTarget, RowConversion
@@ -27,12 +22,7 @@ from batchloom.preparation.report.progress import Listener, Note
 from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path, parse_names
-from batchloom.sources import (
-    ReadLimits,
-    ReadRules,
-    SourceListing,
-    detect_kind_by_name,
-)
+from batchloom.sources import ReadLimits, ReadRules, SourceListing, detect_kind_by_name
 
 STANDARD_OUTPUT = "-"
 _OUTPUT_SUFFIXES = ".jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet"

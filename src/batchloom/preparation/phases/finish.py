@@ -11,11 +11,7 @@ from batchloom.preparation.report.progress import PrepareLog
 from batchloom.preparation.report.report import encode_report, write_report_page
 from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.unit_report import encode_quarantine_line
-from batchloom.preparation.units.work_folder import (
-    WorkFolder,
-    move_files,
-    read_bad_records,
-)
+from batchloom.preparation.units.work_folder import WorkFolder, move_files, read_bad_records
 from batchloom.store import (
     MANIFEST_NAME,
     PAGE_NAME,

@@ -8,7 +8,7 @@ from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name
 from batchloom.preparation.phases.base_generations import BaseGenerations, read_base_generations
-from batchloom.preparation.phases.duplicate_resolution import ShardSettings, decide, resolve_duplicates
+from batchloom.preparation.phases.duplicate_resolution import resolve_duplicates
 from batchloom.preparation.phases.duplicates_file import write_duplicates_file
 from batchloom.preparation.phases.find_duplicates import DuplicateFiles, find_duplicate_pairs, find_duplicates
 from batchloom.preparation.phases.job_results import JobResults
@@ -17,6 +17,7 @@ from batchloom.preparation.phases.prepare_notes import (
     describe_missing_signatures,
     describe_subsets,
 )
+from batchloom.preparation.phases.subset_decision import ShardSettings, decide
 from batchloom.preparation.phases.unit_shards import write_shards
 from batchloom.preparation.report.progress import PrepareLog
 from batchloom.preparation.report.report import ReportContent, build_content

@@ -25,20 +25,9 @@ from batchloom.preparation.units.units import (
     UnusableError,
     WorkerStage,
 )
-from batchloom.preparation.units.work_folder import (
-    Alteration,
-    TokenizedUnit,
-    UnitFacts,
-    WorkFolder,
-    read_unit_facts,
-)
+from batchloom.preparation.units.work_folder import Alteration, TokenizedUnit, UnitFacts, WorkFolder, read_unit_facts
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
-from batchloom.sources import (
-    ReadRules,
-    SourceListing,
-    format_record_name,
-    make_bad_record_error,
-)
+from batchloom.sources import ReadRules, SourceListing, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 
 # Damaged files that are named when they are met; all are listed at the end.
