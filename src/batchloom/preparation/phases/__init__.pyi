@@ -1,4 +1,3 @@
-from .tokenize_unit import UnitTokenizer as UnitTokenizer
 from .worker_setup import (
     WorkerSetup as WorkerSetup,
     check_versions as check_versions,

@@ -5,6 +5,7 @@ from .unit_report import (
     count_reason as count_reason,
     describe_bad_records as describe_bad_records,
 )
+from .unit_tokenizer import UnitTokenizer as UnitTokenizer
 from .units import (
     Unit as Unit,
     UnitProgress as UnitProgress,
