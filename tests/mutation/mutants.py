@@ -426,7 +426,7 @@ PREPARATION = (
     # An imported file loses its last document if that is one token without an end token.
     Mutant(
         "last-token-of-flat-file-lost",
-        "preparation/token_files.py",
+        "preparation/imports/token_files.py",
         "if last + 1 < tokens.size:",
         "if last + 2 < tokens.size:",
         ("preparation/test_import.py", "store/test_export.py"),

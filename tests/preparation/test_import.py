@@ -444,10 +444,10 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
 
 def test_many_batches_give_the_same_store_as_one(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
-    monkeypatch.setattr("batchloom.preparation.token_files._MAX_BATCH_TOKENS", 30)
-    monkeypatch.setattr("batchloom.preparation.token_files._MAX_BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("batchloom.preparation.token_import._CHUNK_SIZE", 7)
-    monkeypatch.setattr("batchloom.preparation.token_files._CHUNK_SIZE", 11)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_TOKENS", 30)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("batchloom.preparation.imports.imported_shards._CHUNK_SIZE", 7)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._CHUNK_SIZE", 11)
     monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
     assert hash_store_files(tmp_path / "a") == hash_store_files(tmp_path / "b")

@@ -15,6 +15,9 @@ from .documents.subsets import (
     describe_missed_shares as describe_missed_shares,
 )
 from .documents.tokenizer_choice import sample_texts as sample_texts
+from .imports.import_spec import ImportSpec as ImportSpec, LinkMode as LinkMode
+from .imports.token_files import list_import_options as list_import_options
+from .imports.token_import import import_tokens as import_tokens, run_import as run_import
 from .prepare_job import (
     MixtureResult as MixtureResult,
     prepare as prepare,
@@ -57,14 +60,7 @@ from .settings.run_settings import (
     RunSettings as RunSettings,
 )
 from .store_upload import UploadResult as UploadResult, upload_store as upload_store
-from .synthetic_run import parse_synthetic_input as parse_synthetic_input
-from .token_files import list_import_options as list_import_options
-from .token_import import (
-    ImportSpec as ImportSpec,
-    LinkMode as LinkMode,
-    import_tokens as import_tokens,
-    run_import as run_import,
-)
+from .synthetic_request import parse_synthetic_input as parse_synthetic_input
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
 from .units.unit_report import StageTime as StageTime
 from .units.work_folder import WorkFolder as WorkFolder

@@ -35,7 +35,8 @@ from batchloom.preparation.rerun import check_output_folder, check_separate, pre
 from batchloom.preparation.settings.read_recipe import SourceRecipe
 from batchloom.preparation.settings.recipe import PrepareOptions, Recipe, check_option_names, is_valid_path
 from batchloom.preparation.settings.run_settings import RunOptions, RunSettings, make_run_settings
-from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
+from batchloom.preparation.synthetic_request import parse_synthetic_input
+from batchloom.preparation.synthetic_run import write_synthetic
 from batchloom.preparation.units.work_folder import SPOOL_NAME
 from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, WORK_NAME, wrap_write_errors

@@ -21,7 +21,7 @@ from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import RequestedJob
 from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.store_upload import is_beginning, refuse_files, send_store
-from batchloom.preparation.synthetic_run import parse_synthetic_input
+from batchloom.preparation.synthetic_request import parse_synthetic_input
 from batchloom.preparation.units.work_folder import SPOOL_NAME
 from batchloom.remote import RemoteFolder
 from batchloom.sources.files import Spool

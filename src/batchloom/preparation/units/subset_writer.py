@@ -1,6 +1,7 @@
 """Shards of one subset, filled with documents up to a number of tokens."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -12,7 +13,14 @@ from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
 from batchloom.preparation.units.unit_files import concatenate_ranges
 from batchloom.preparation.units.unit_sidecars import UnitSidecars
 from batchloom.store import CHOSEN, ShardEntry
-from batchloom.store.format import PairIndex, ProvenanceTable, compute_pair_numbers, format_shard_name
+from batchloom.store.format import (
+    SUBSETS,
+    TOKEN_DTYPES,
+    PairIndex,
+    ProvenanceTable,
+    compute_pair_numbers,
+    format_shard_name,
+)
 from batchloom.store.write import ShardWriter, make_folder
 
 
@@ -146,3 +154,14 @@ def make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
         return None
     provenance = make_provenance(rows, first_part)
     return PairIndex(compute_pair_numbers(provenance.parts, provenance.records), rows["side"])
+
+
+@contextlib.contextmanager
+def open_subset_writers(store: Path, dtype: str, tokens_per_shard: int) -> Iterator[dict[str, SubsetWriter]]:
+    """Open a writer of each subset; shards that are not finished are given up."""
+    writers = {name: SubsetWriter(store / name, TOKEN_DTYPES[dtype], tokens_per_shard) for name in SUBSETS}
+    try:
+        yield writers
+    finally:
+        for writer in writers.values():
+            writer.abandon()

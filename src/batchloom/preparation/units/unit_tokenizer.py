@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator
-from batchloom.preparation.documents.conversation_encoder import (
-    UNTRAINED_RULE,
-    EncodedBatch,
-    OverlongError,
-)
+from batchloom.preparation.documents.conversation_encoder import UNTRAINED_RULE, EncodedBatch, OverlongError
 from batchloom.preparation.documents.document_encoder import UnitEncoder
 from batchloom.preparation.documents.record_parsers import RecordParser
 from batchloom.preparation.documents.token_encoder import estimate_characters, hash_and_measure, split_digests
