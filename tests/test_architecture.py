@@ -337,7 +337,8 @@ ENTRY_POINTS = {
     "compat/multimodal_stream.py": {"__init__"},
     "analysis/doctor/diagnosis.py": {"doctor"},
     "preparation/conversion/row_conversion.py": {"convert"},
-    "preparation/prepare_job.py": {"prepare", "prepare_mixture"},
+    "preparation/prepare_job.py": {"prepare"},
+    "preparation/separate_stores.py": {"prepare_mixture"},
     "store/read/store_opening.py": {"open_store"},
     "streaming/raw_stream.py": {"stream"},
 }

@@ -18,13 +18,9 @@ from .documents.tokenizer_choice import sample_texts as sample_texts
 from .imports.import_spec import ImportSpec as ImportSpec, LinkMode as LinkMode
 from .imports.token_files import list_import_options as list_import_options
 from .imports.token_import import import_tokens as import_tokens, run_import as run_import
+from .output_checks import check_output_folder as check_output_folder, check_separate as check_separate
 from .prepare_job import (
-    MixtureResult as MixtureResult,
     prepare as prepare,
-    prepare_mixture as prepare_mixture,
-    run_recipe as run_recipe,
-    run_request as run_request,
-    run_separately as run_separately,
 )
 from .report.progress import Note as Note, Progress as Progress
 from .report.report import (
@@ -35,12 +31,16 @@ from .report.report import (
 )
 from .report.source_texts import read_source_texts as read_source_texts
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
+from .request_run import run_recipe as run_recipe, run_request as run_request
 from .rerun import (
     RequestedJob as RequestedJob,
     begin_or_resume as begin_or_resume,
-    check_output_folder as check_output_folder,
-    check_separate as check_separate,
     make_job_identity as make_job_identity,
+)
+from .separate_stores import (
+    MixtureResult as MixtureResult,
+    prepare_mixture as prepare_mixture,
+    run_separately as run_separately,
 )
 from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig

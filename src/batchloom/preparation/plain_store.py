@@ -9,9 +9,9 @@ from typing import Any, final
 import msgspec
 
 from batchloom.core.errors import StoreConflictError
+from batchloom.preparation.output_checks import check_output_folder
 from batchloom.preparation.phases.finish import make_subset_entry
 from batchloom.preparation.report.progress import PrepareResult, make_result
-from batchloom.preparation.rerun import check_output_folder
 from batchloom.preparation.units.work_folder import JobIdentity, WorkFolder
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, ShardEntry, encode_manifest, read_manifest, write_file
 from batchloom.store.format import TOKENIZER_NAME, SubsetEntry, seal_manifest
