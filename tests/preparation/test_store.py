@@ -15,7 +15,7 @@ import batchloom
 from batchloom import InputError, open_store
 from batchloom.preparation.documents import MoveCandidates, SubsetRule, hash_to_unit_interval
 from batchloom.preparation.documents.token_encoder import add_control_tokens, hash_documents
-from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize

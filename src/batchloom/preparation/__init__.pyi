@@ -61,6 +61,6 @@ from .settings.run_settings import (
 )
 from .store_upload import UploadResult as UploadResult, upload_store as upload_store
 from .synthetic_request import parse_synthetic_input as parse_synthetic_input
-from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
+from .units.stream_batches import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
 from .units.unit_report import StageTime as StageTime
 from .units.work_folder import WorkFolder as WorkFolder

@@ -16,7 +16,7 @@ from batchloom.preparation.resumable_job import run_job
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.synthetic_request import SYNTHETIC_SETTINGS, check_synthetic_settings
 from batchloom.preparation.units.subset_writer import open_subset_writers
-from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import Manifest, ShardEntry
 from batchloom.store.format import SUBSETS, TOKEN_DTYPES, choose_token_dtype

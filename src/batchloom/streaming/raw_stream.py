@@ -42,13 +42,8 @@ from batchloom.preparation import (
     parse_synthetic_input,
     recipe_to_plain,
 )
-from batchloom.preparation.documents import (
-    RecordParsers,
-    choose_dtype_name,
-    choose_job_tokenizer,
-    make_media_encoder,
-)
-from batchloom.preparation.phases import WorkerSetup, collect_versions
+from batchloom.preparation.documents import RecordParsers, choose_dtype_name, choose_job_tokenizer, make_media_encoder
+from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.report import PrepareResult, log_note
 from batchloom.preparation.request import InputArgument, RecipeReference, list_inputs
 from batchloom.preparation.settings import (
@@ -61,6 +56,7 @@ from batchloom.preparation.settings import (
     open_job_processor,
 )
 from batchloom.preparation.units import plan_units
+from batchloom.preparation.workers import collect_versions
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder

@@ -14,7 +14,7 @@ from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.imports.import_reader import ImportedFile, ImportReader
 from batchloom.preparation.imports.token_files import TokenBatch, TokenFile, hash_ids
 from batchloom.preparation.units.subset_writer import SubsetWriter
-from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.store import PartEntry, ShardEntry, map_file, wrap_write_errors
 from batchloom.store.format import (

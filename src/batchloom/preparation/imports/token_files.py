@@ -19,7 +19,7 @@ from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.preparation.documents.token_encoder import split_digests
 from batchloom.preparation.report.report import ReportedSource
-from batchloom.preparation.units.unit_files import concatenate_ranges
+from batchloom.preparation.units.unit_rows import concatenate_ranges
 from batchloom.sources import STORE_MARKER_NAME
 from batchloom.store import map_file
 from batchloom.store.format import LossMask, LossWeights, map_mask, map_weights

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from batchloom.core.files import release_pages
 from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
 from batchloom.preparation.phases.find_duplicates import DuplicateFiles
-from batchloom.preparation.units.unit_files import ROW, mark_first_of_records
+from batchloom.preparation.units.unit_rows import ROW, mark_first_of_records
 from batchloom.preparation.units.work_folder import DROPPED_NAME, ROWS_NAME, translate_read_errors
 from batchloom.store import CHOSEN
 

@@ -13,13 +13,14 @@ from batchloom.preparation.documents.tokenizer_choice import (
     find_unused_columns,
 )
 from batchloom.preparation.phases.prepare_notes import describe_unused_columns
-from batchloom.preparation.phases.worker_setup import WorkerSetup, collect_versions, load_tokenizer
+from batchloom.preparation.phases.worker_setup import WorkerSetup, load_tokenizer
 from batchloom.preparation.report.progress import PrepareLog, Progress
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.settings.clean_recipe import build_step_indexes
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.preparation.workers.fork_server import ForkServer
 from batchloom.preparation.workers.machine_limits import count_cores
+from batchloom.preparation.workers.package_versions import collect_versions
 from batchloom.sources import SourceListing
 from batchloom.tokens import Tokenizer, parse_train_spec
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation.phases.remaining_rows import iter_rows_with_reasons
 from batchloom.preparation.phases.subset_decision import ShardSettings
-from batchloom.preparation.units.unit_files import stored_lengths, tokens_file_name, trained_file_name
+from batchloom.preparation.units.unit_rows import stored_lengths, tokens_file_name, trained_file_name
 from batchloom.preparation.units.work_folder import translate_read_errors
 from batchloom.store import CHOSEN, WORK_NAME
 from batchloom.store.format import SUBSETS

@@ -8,9 +8,10 @@ from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name
 from batchloom.preparation.phases.base_generations import BaseGenerations, read_base_generations
+from batchloom.preparation.phases.duplicate_pairs import find_duplicate_pairs
 from batchloom.preparation.phases.duplicate_resolution import resolve_duplicates
 from batchloom.preparation.phases.duplicates_file import write_duplicates_file
-from batchloom.preparation.phases.find_duplicates import DuplicateFiles, find_duplicate_pairs, find_duplicates
+from batchloom.preparation.phases.find_duplicates import DuplicateFiles, find_duplicates
 from batchloom.preparation.phases.job_results import JobResults
 from batchloom.preparation.phases.prepare_notes import (
     describe_long_documents,

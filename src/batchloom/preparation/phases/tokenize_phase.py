@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final, get_args
+from typing import Any, final
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import DamagedFileError, InputMissingError
@@ -23,7 +23,6 @@ from batchloom.preparation.units.units import (
     UnitProgress,
     UnitTask,
     UnusableError,
-    WorkerStage,
 )
 from batchloom.preparation.units.work_folder import Alteration, TokenizedUnit, UnitFacts, WorkFolder, read_unit_facts
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
@@ -189,8 +188,7 @@ class TokenizePhase:
         if is_new and len(self._damaged_names) <= _MAX_NOTED:
             self._log.note(f"{damaged.reason} The work goes on without it.")
         self._forget_progress(number)
-        for stage in get_args(WorkerStage):
-            self._crash_tracker.record_marker(number, CrashMarker(stage, None))
+        self._crash_tracker.clear_markers(number)
 
     def _forget_progress(self, number: int) -> None:
         progress = self._progress_by_unit.pop(number, UnitProgress())

@@ -3,14 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.phases.worker_setup import collect_unit_settings
-from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
 from batchloom.preparation.units.units import RecordExcludedError, Unit, compute_unit_identity
-from batchloom.preparation.units.work_folder import ExcludedRecords, WorkFolder
+from batchloom.preparation.units.work_folder import WORK_VERSION, ExcludedRecords, WorkFolder
+from batchloom.preparation.workers.package_versions import collect_versions
 from batchloom.tokens import Tokenizer
+
+
+def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
+    """Return everything but the inputs that decides a unit's files, as plain values."""
+    return {
+        "version": WORK_VERSION,
+        "recipe": compute_recipe_fingerprint(recipe),
+        "constants": list(constants),
+        "tokenizer": [tokenizer.fingerprint, tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note],
+        "versions": collect_versions(recipe.reading.clean),
+    }
 
 
 @dataclass(frozen=True, slots=True)

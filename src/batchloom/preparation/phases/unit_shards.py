@@ -16,7 +16,7 @@ from batchloom.preparation.phases.shard_batches import iter_shard_batches, split
 from batchloom.preparation.phases.subset_decision import ShardSettings
 from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.subset_writer import SubsetWriter, make_provenance, make_sides
-from batchloom.preparation.units.unit_files import tokens_file_name
+from batchloom.preparation.units.unit_rows import tokens_file_name
 from batchloom.preparation.units.unit_sidecars import delete_temporary_files, iter_flags, read_unit_sidecars
 from batchloom.preparation.units.work_folder import (
     SHARDS_NAME,

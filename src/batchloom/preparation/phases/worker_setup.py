@@ -1,8 +1,7 @@
 """Setup of the workers of a job."""
 
 import contextlib
-import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.core.process_state import relax_gc
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
@@ -20,58 +18,18 @@ from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
-from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.settings.run_settings import ExecutionSettings
 from batchloom.preparation.units.units import UnitTask
-from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
+from batchloom.preparation.units.work_folder import translate_read_errors
 from batchloom.preparation.workers.executor_choice import runs_inline
 from batchloom.preparation.workers.fork_server import ForkServer
+from batchloom.preparation.workers.package_versions import check_versions
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
-from batchloom.text import CleanStep, TextCleaner, get_step_packages
+from batchloom.text import CleanStep, TextCleaner
 from batchloom.tokens import EncodingEngine, Tokenizer, apply_engine, restore_tokenizer
-
-_VERSIONED_PACKAGES = ("batchloom", "fastokens", "splintr-rs", "tokenizers")
-
-
-def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """Return the installed versions by package; empty for a missing one."""
-    return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
-
-
-def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
-    """Return everything but the inputs that decides a unit's files, as plain values."""
-    return {
-        "version": WORK_VERSION,
-        "recipe": compute_recipe_fingerprint(recipe),
-        "constants": list(constants),
-        "tokenizer": [tokenizer.fingerprint, tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note],
-        "versions": collect_versions(recipe.reading.clean),
-    }
-
-
-def check_versions(expected: Mapping[str, str]) -> None:
-    """Raise WorkerError if packages differ from those of the coordinator."""
-    installed_versions = {name: _get_installed_version(name) for name in expected}
-    differing = [
-        f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"
-        for name, version in expected.items()
-        if installed_versions[name] != version
-    ]
-    if differing:
-        raise WorkerError(
-            f"A worker has {', '.join(differing)}: it would write other bytes. Install the same versions on every "
-            "node, then give the same command again to resume."
-        )
-
-
-@lru_cache(maxsize=64)
-def _get_installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

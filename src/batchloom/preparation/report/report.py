@@ -196,7 +196,7 @@ def build_content(
     Args:
         units: merged report of all units.
         after: steps after those of the units, in order (``dedup``, ``write``).
-        duplicates: pairs of sources, from ``DuplicatePairCounter.list_pairs`` of ``find_duplicates.py``.
+        duplicates: pairs of sources, from ``DuplicatePairCounter.list_pairs`` of ``duplicate_pairs.py``.
         duplicates_rest: totals of pairs that are already omitted.
     """
     reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})

@@ -1,38 +1,33 @@
-"""Batches cached by a stream, and units made of them without reading inputs again.
+"""Units made of the cached batches of a stream, without reading inputs again.
 
-A stream batch covers a part of a unit, several parts, or a section of one part. If all batches of a unit are
-cached, its temporary files are byte-identical to those of the tokenization phase.
+If all batches of a unit are cached, its temporary files are byte-identical to those of the tokenization phase.
 """
 
-import contextlib
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
-from batchloom.core.files import read_regular_file
-from batchloom.core.loss_weights import TokenFlags
-from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.settings.recipe import DedupRecipe, Recipe
-from batchloom.preparation.units.unit_files import (
-    ROW,
-    UnitColumnsWriter,
-    UnitFiles,
-    UnitMediaWriter,
-    read_placed_media,
-    read_unit_columns,
-    read_unit_media,
+from batchloom.preparation.units.stream_batches import (
+    STREAM_BATCHES_FOLDER,
+    STREAM_FLAGS,
+    STREAM_ROWS,
+    STREAM_TOKENS,
+    StreamBatchFacts,
+    read_stream_batches,
 )
+from batchloom.preparation.units.unit_columns import read_unit_columns
+from batchloom.preparation.units.unit_files import UnitFiles
+from batchloom.preparation.units.unit_media import read_placed_media, read_unit_media
 from batchloom.preparation.units.unit_report import UnitReportMerger
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
     BAD_NAME,
@@ -46,109 +41,8 @@ from batchloom.preparation.units.work_folder import (
     translate_read_errors,
 )
 from batchloom.sources import PartReader, RecordBounds, SourcePart
-from batchloom.store import wrap_write_errors, write_file
+from batchloom.store import write_file
 from batchloom.store.write import make_folder, sync_folder
-
-STREAM_BATCHES_FOLDER = "stretches"
-_FACTS, _TOKENS, _ROWS, _FLAGS = "stretch.json", "tokens.bin", "documents.rows", "trained.bool"
-
-
-class StreamBatchFacts(msgspec.Struct, frozen=True):
-    """Facts of a stream batch, with one part per section; ``place`` is its index."""
-
-    place: int
-    last: bool
-    # For each section, the number of its part in the unit, and whether it is the complete part.
-    parts: list[tuple[int, bool]]
-    # For each call of ``add``, the number of documents and of tokens, and whether there are flags.
-    batches: list[tuple[int, int, bool]]
-    dtype: str
-    # Number of documents of the train subset.
-    train: int
-    facts: UnitFacts
-
-
-@final
-class StreamBatchWriter:
-    """Writer of one stream batch.
-
-    Args:
-        final_folder: folder of the complete batch.
-        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
-    """
-
-    def __init__(self, final_folder: Path, attempt: str) -> None:
-        self._final_folder, self._folder = final_folder, attempt_folder(final_folder, attempt)
-        self._batches: list[tuple[int, int, bool]] = []
-        self._documents = 0
-        self._dtype, self._train = "<u2", 0
-        make_folder(self._folder)
-        self._media, self._columns = UnitMediaWriter(self._folder), UnitColumnsWriter(self._folder)
-        self._open: dict[str, IO[bytes]] = {}
-        with wrap_write_errors(self._folder):
-            for name in (_TOKENS, _ROWS, _FLAGS, BAD_NAME):
-                self._open[name] = (self._folder / name).open("wb")
-
-    def add(
-        self,
-        tokens: NDArray[np.generic],
-        rows: NDArray[np.void],
-        codes: NDArray[np.uint8],
-        trained: TokenFlags | None,
-        media: Sequence[Sequence[PlacedMedium]],
-    ) -> None:
-        if media:
-            self._media.add(media, self._documents)
-        self._documents += len(rows)
-        self._dtype = tokens.dtype.str
-        self._train += int((codes == 0).sum())
-        with wrap_write_errors(self._folder):
-            self._open[_TOKENS].write(np.ascontiguousarray(tokens).data)
-            self._open[_ROWS].write(rows.tobytes())
-            if trained is not None:
-                self._open[_FLAGS].write(np.ascontiguousarray(trained).data)
-        self._batches.append((len(rows), len(tokens), trained is not None))
-
-    def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
-        self._columns.add(part, columns)
-
-    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        with wrap_write_errors(self._folder):
-            for bad in bad_records:
-                self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
-
-    def finish(self, number: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool) -> None:
-        with wrap_write_errors(self._folder):
-            for file in self._open.values():
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-        for further in (self._media, self._columns):
-            further.sync()
-            further.close()
-        batch_facts = StreamBatchFacts(number, last, parts, self._batches, self._dtype, self._train, facts)
-        write_file(self._folder / _FACTS, msgspec.json.encode(batch_facts))
-        sync_folder(self._folder)
-        move_into_place(self._folder, self._final_folder)
-
-    def abandon(self) -> None:
-        """Delete the files of a batch that was not read to its end."""
-        for close in (self._media.close, self._columns.close, *(file.close for file in self._open.values())):
-            with contextlib.suppress(OSError):
-                close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
-    """Read the facts of a unit's batches, in order; None if one is missing."""
-    stream_batches: list[StreamBatchFacts] = []
-    while not stream_batches or not stream_batches[-1].last:
-        path = folder / f"{len(stream_batches):06d}" / _FACTS
-        if not path.exists():
-            return None
-        with translate_read_errors(path):
-            stream_batches.append(msgspec.json.decode(read_regular_file(path), type=StreamBatchFacts))
-    return stream_batches
 
 
 def adopt_units(
@@ -205,10 +99,10 @@ def _copy_stream_batch(
     parts = np.array([part for part, _ in stream_batch.parts], np.uint32)
     shift = np.array([records_before[part] for part, _ in stream_batch.parts], np.uint64)
     with (
-        translate_read_errors(folder / _ROWS),
-        (folder / _ROWS).open("rb") as rows_file,
-        (folder / _TOKENS).open("rb") as tokens_file,
-        (folder / _FLAGS).open("rb") as flags_file,
+        translate_read_errors(folder / STREAM_ROWS),
+        (folder / STREAM_ROWS).open("rb") as rows_file,
+        (folder / STREAM_TOKENS).open("rb") as tokens_file,
+        (folder / STREAM_FLAGS).open("rb") as flags_file,
     ):
         media, first = read_unit_media(folder), 0
         for documents, tokens, flagged in stream_batch.batches:

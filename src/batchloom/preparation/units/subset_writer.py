@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
-from batchloom.preparation.units.unit_files import concatenate_ranges
+from batchloom.preparation.units.unit_rows import concatenate_ranges
 from batchloom.preparation.units.unit_sidecars import UnitSidecars
 from batchloom.store import CHOSEN, ShardEntry
 from batchloom.store.format import (

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.units.unit_files import (
+from batchloom.preparation.units.unit_columns import (
     COLUMNS_NAME,
     FIELD_NAMES,
-    MEDIA_NAMES,
     UnitColumns,
     read_unit_columns,
     read_unit_fields,
-    read_unit_media,
-    tokens_file_name,
-    trained_file_name,
 )
+from batchloom.preparation.units.unit_media import MEDIA_NAMES, read_unit_media
+from batchloom.preparation.units.unit_rows import tokens_file_name, trained_file_name
 from batchloom.preparation.units.work_folder import ROWS_NAME, SIGNATURES_NAME, translate_read_errors
 from batchloom.store import ShardMedia, wrap_write_errors
 from batchloom.store.format import SUBSETS, Banding, DocumentFields, MinHashSignatures

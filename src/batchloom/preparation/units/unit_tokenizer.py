@@ -19,8 +19,8 @@ from batchloom.preparation.units.document_sink import DocumentSink, PartRecordRe
 from batchloom.preparation.units.record_ingester import RecordIngester
 from batchloom.preparation.units.seen_texts import SeenBatch, SeenTexts
 from batchloom.preparation.units.unit_counts import UnitCounts
-from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.unit_report import StepFlow, Stopwatch
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.preparation.units.units import CrashIsolation, CrashMarker, RecordPosition, UnitTask, UnusableError
 from batchloom.preparation.units.work_folder import PartCounts, UnitFacts
 from batchloom.preparation.workers.protocols import MessageCallback

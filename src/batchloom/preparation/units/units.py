@@ -313,6 +313,10 @@ class CrashTracker:
         else:
             stages[marker.stage] = marker.in_hand
 
+    def clear_markers(self, number: int) -> None:
+        """Forget the records in flight; earlier deaths still count."""
+        self._in_hand.pop(number, None)
+
     def forget_unit(self, number: int) -> None:
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
