@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
@@ -13,26 +12,21 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputError
 from batchloom.core.files import PARTIAL_SUFFIX
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.preparation.dedup.near_duplicates import NO_KEY, compute_signatures
-from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
-from batchloom.preparation.documents.token_encoder import BAD_LABEL, make_duplicate_keys, strip_control_tokens
 from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.unit_columns import FIELD_NAMES, UnitColumns, UnitColumnsWriter
-from batchloom.preparation.units.unit_media import UnitMediaWriter, compute_media_salts
+from batchloom.preparation.units.unit_keys import UnitKeysWriter
+from batchloom.preparation.units.unit_media import UnitMediaWriter
 from batchloom.preparation.units.unit_rows import (
-    MAX_DOCUMENTS,
     concatenate_ranges,
-    mark_first_of_records,
     stored_lengths,
     tokens_file_name,
     trained_file_name,
 )
-from batchloom.preparation.units.work_folder import BAD_NAME, KEYS_NAME, ROWS_NAME, SIGNATURES_NAME
-from batchloom.store import BAD, wrap_write_errors
+from batchloom.preparation.units.work_folder import BAD_NAME, ROWS_NAME
+from batchloom.store import wrap_write_errors
 from batchloom.store.format import SUBSETS, compute_pair_numbers, split_pair_numbers
 
 _CHUNK_TOKENS = 1 << 20
@@ -43,19 +37,16 @@ class UnitFiles:
     """Writer of a unit's temporary files; ``dedup`` decides which keys are written."""
 
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
-        self._folder, self._dedup = folder, dedup
-        self._last, self._rows = (-1, -1), 0
+        self._folder = folder
         self._last_bad, self._bad_in_order = (-1, -1), True
-        self._stack = contextlib.ExitStack()
-        self._key = self._stack.enter_context(open_key_writer(folder / KEYS_NAME)) if dedup.mode != "none" else None
+        self._keys = UnitKeysWriter(folder, dedup)
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
         self._media, self._documents = UnitMediaWriter(folder), 0
         self._field_bytes = 0
         self._columns = UnitColumnsWriter(folder)
-        near = [SIGNATURES_NAME] if dedup.mode == "near" else []
-        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_file_name, SUBSETS)):
+        for name in (ROWS_NAME, BAD_NAME, *map(tokens_file_name, SUBSETS)):
             with wrap_write_errors(folder):
                 self._open[name] = (folder / name).open("wb")
 
@@ -63,7 +54,7 @@ class UnitFiles:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.__exit__(*sys.exc_info())
+        self._keys.close()
         self._media.close()
         self._columns.close()
         for file in self._open.values():
@@ -109,58 +100,7 @@ class UnitFiles:
         self._documents += len(rows)
         with wrap_write_errors(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
-        if self._key is not None and len(rows):
-            fresh = mark_first_of_records(rows, self._last)
-            self._last = int(rows["part"][-1]), int(rows["record"][-1])
-            first = rows[fresh]
-            if self._rows + len(rows) > MAX_DOCUMENTS:
-                raise InputError(
-                    f"A file that cannot be split into units holds more than {MAX_DOCUMENTS:,} documents, too "
-                    "many to number; unpack it, split it into several, or set --dedup none."
-                )
-            numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
-            keys = make_duplicate_keys(first["hash"], first["side"] == BAD)
-            self._key(make_key_records(keys, numbers, first["part"].astype(np.uint32)))
-            if self._dedup.mode == "near":
-                compared_lengths = stored_lengths(rows)
-                if plain is not None:
-                    tokens = plain[0]
-                    compared_lengths[rows["seen"] == 0] = plain[1]
-                self._write_signatures(
-                    tokens, compared_lengths, rows, fresh, (added, compute_media_salts(media, len(rows)))
-                )
-            self._rows += len(rows)
-
-    def _write_signatures(
-        self,
-        tokens: NDArray[np.generic],
-        compared_lengths: NDArray[np.int64],
-        rows: NDArray[np.void],
-        fresh: NDArray[np.bool_],
-        how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
-    ) -> None:
-        """Write the MinHash signatures; documents of one record are hashed as one.
-
-        ``how_compared``: numbers of added control tokens, and salts that distinguish media.
-        """
-        added, salts = how_compared
-        banding = self._dedup.banding
-        # Seen texts are exact duplicates already, so they need no signature.
-        first = np.flatnonzero(fresh & (rows["seen"] == 0))
-        keys = np.full((len(rows), banding.bands), NO_KEY)
-        if len(first):
-            lengths = np.add.reduceat(compared_lengths, first)
-            skipped = int(compared_lengths[: first[0]].sum())
-            ids, lengths = strip_control_tokens(tokens[skipped:], lengths, added)
-            signatures = compute_signatures(
-                ids, lengths, bands=banding.bands, rows=banding.rows, shingle=banding.shingle
-            )
-            # Answers of one text with different labels are no duplicates.
-            salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
-            needs_salt = (salt != 0)[:, None] & (signatures != NO_KEY)
-            keys[first] = np.where(needs_salt, np.maximum(signatures ^ salt[:, None], 1), signatures)
-        with wrap_write_errors(self._folder):
-            self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
+        self._keys.add(tokens, rows, added, plain, media)
 
     def _write_trained_flags(self, subset: str, flags: TokenFlags) -> None:
         """Append flags; tokens before the first flags of a subset count as trained."""
@@ -204,7 +144,7 @@ class UnitFiles:
 
     def sync(self) -> None:
         """Flush the files to disk, bad records in input order."""
-        self._stack.close()
+        self._keys.sync()
         self._media.sync()
         self._columns.sync()
         with wrap_write_errors(self._folder):
