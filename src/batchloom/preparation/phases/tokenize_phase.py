@@ -136,7 +136,7 @@ class TokenizePhase:
                 path,
                 self._work.attempt,
                 excluded=excluded,
-                segment_keys=True,
+                repeat_unit=segments.repeat_unit,
             )
             for unit, path, excluded in zip(self._units, segments.key_files, segments.excluded, strict=True)
             if not path.exists()

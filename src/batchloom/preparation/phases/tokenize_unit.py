@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from batchloom.core.errors import DamagedFileError
-from batchloom.preparation.dedup.line_dedup import hash_segments
+from batchloom.preparation.dedup.line_dedup import RepeatUnit, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.units.record_ingester import RecordIngester
@@ -131,21 +131,25 @@ def _tokenize_parts(
     return unit_tokenizer.make_facts()
 
 
-def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> int:
+def write_segment_keys(
+    unit_task: UnitTask, repeat_unit: RepeatUnit, context: EncodeContext, send_message: MessageCallback
+) -> int:
     """Write the keys of a unit's lines or paragraphs and return their number.
 
     The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
     each batch, and a :class:`DamagedPart` for a damaged file.
     """
-    write_keys = partial(_write_part_keys, unit_task, context, send_message)
+    write_keys = partial(_write_part_keys, unit_task, repeat_unit, context, send_message)
     return _retry_without_damaged(write_keys, unit_task.unit, context, send_message)
 
 
 def _write_part_keys(
-    unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback, damage: Mapping[int, str]
+    unit_task: UnitTask,
+    repeat_unit: RepeatUnit,
+    context: EncodeContext,
+    send_message: MessageCallback,
+    damage: Mapping[int, str],
 ) -> int:
-    if context.dedup.repeat_unit is None:
-        raise AssertionError("repeated lines or paragraphs are not removed in this job")
     # Drops and bad records are counted in the tokenization pass, not here.
     ingester = RecordIngester(
         normalized=context.normalize,
@@ -172,7 +176,7 @@ def _write_part_keys(
                             send_message(CrashMarker("clean", ((number, records[0]), (number, records[1]))))
                         ingester.ingest(record_slice, record_parser, part.source.name)
                         numbers = [number] * len(record_slice.values)
-                        keys, count = hash_segments(record_slice.values, numbers, count, context.dedup.repeat_unit)
+                        keys, count = hash_segments(record_slice.values, numbers, count, repeat_unit)
                         add(keys)
                         if is_suspected:
                             send_message(CrashMarker("clean", None))

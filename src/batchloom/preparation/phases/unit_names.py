@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
 from batchloom.preparation.units.units import RecordExcludedError, Unit, compute_unit_identity
 from batchloom.preparation.units.work_folder import WORK_VERSION, ExcludedRecords, WorkFolder
@@ -31,6 +32,7 @@ class SegmentSearch:
     key_files: list[Path]
     excluded: list[ExcludedRecords]
     folder: Path
+    repeat_unit: RepeatUnit
 
 
 @final
@@ -51,12 +53,12 @@ class UnitNames:
     ) -> None:
         self._work, self._units, self._content = work, units, content
         self._settings = collect_unit_settings(recipe, tokenizer, constants)
-        self._has_search = recipe.dedup.repeat_unit is not None
+        self._repeat_unit = recipe.dedup.repeat_unit
 
     def make_names(self) -> tuple[list[str], SegmentSearch | None]:
         """Return the names of all units, and the search for repeated lines if any."""
         names = self._list_names(self._settings)
-        if not self._has_search:
+        if self._repeat_unit is None:
             return names, None
         excluded_by_name = self._work.read_excluded()
         excluded = [excluded_by_name.get(name, ()) for name in names]
@@ -66,7 +68,7 @@ class UnitNames:
         # Removed lines depend on all units before, so every unit's name covers all exclusions.
         before = fingerprint(identities)
         key_files = [self._work.segment_keys_path(identity) for identity in identities]
-        search = SegmentSearch(key_files, excluded, self._work.duplicates / before)
+        search = SegmentSearch(key_files, excluded, self._work.duplicates / before, self._repeat_unit)
         return self._list_names({**self._settings, "before": before}), search
 
     def exclude(self, error: RecordExcludedError) -> None:

@@ -118,8 +118,9 @@ def make_task_function(context: EncodeContext) -> TaskFunction:
     def run_phase_task(task: Any, send_message: MessageCallback) -> Any:
         with relax_gc():
             if isinstance(task, UnitTask):
-                read_unit = write_segment_keys if task.segment_keys else tokenize_unit
-                return read_unit(task, context, send_message)
+                if task.repeat_unit is None:
+                    return tokenize_unit(task, context, send_message)
+                return write_segment_keys(task, task.repeat_unit, context, send_message)
             return task()
 
     return run_phase_task
