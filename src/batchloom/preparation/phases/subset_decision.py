@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,15 @@ from batchloom.preparation.documents.subsets import (
 from batchloom.preparation.phases.base_generations import BaseGenerations
 from batchloom.preparation.phases.remaining_rows import iter_remaining_rows
 from batchloom.preparation.units.subset_writer import ShardCutter
-from batchloom.preparation.units.work_folder import Decision, TokenizedUnit, UnitDedupCounts, WorkFolder
+from batchloom.preparation.units.work_folder import (
+    DECISION_NAME,
+    Decision,
+    TokenizedUnit,
+    UnitDedupCounts,
+    WorkFolder,
+    read_json,
+)
+from batchloom.store import write_file
 from batchloom.store.format import SUBSETS, Banding
 
 
@@ -53,7 +62,8 @@ def decide(
 
     With ``balance``, single documents move when a subset misses its share of the tokens.
     """
-    if (decision := work.decision()) is not None:
+    path = work.path / DECISION_NAME
+    if (decision := read_json(path, Decision)) is not None:
         return decision
     folders = [(unit.folder, work.resolution_folder(unit.unit.number)) for unit in units]
     # Documents of earlier generations keep their subset, and so do equal ones.
@@ -93,7 +103,7 @@ def decide(
             tokens[name] = tokens.get(name, 0) + subset_tokens[name]
     override_names = {f"{value:032x}": name for value, name in overrides}
     decision = Decision(override_names, shards, moved, tokens)
-    work.decide(decision)
+    write_file(path, msgspec.json.encode(decision))
     return decision
 
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import msgspec
+
 from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
 from batchloom.preparation.units.units import RecordExcludedError, Unit, compute_unit_identity
-from batchloom.preparation.units.work_folder import WORK_VERSION, ExcludedRecords, WorkFolder
+from batchloom.preparation.units.work_folder import EXCLUDED_NAME, WORK_VERSION, ExcludedRecords, WorkFolder, read_json
 from batchloom.preparation.workers.package_versions import collect_versions
+from batchloom.store import write_file
 from batchloom.tokens import Tokenizer
 
 
@@ -60,7 +63,7 @@ class UnitNames:
         names = self._list_names(self._settings)
         if self._repeat_unit is None:
             return names, None
-        excluded_by_name = self._work.read_excluded()
+        excluded_by_name = self._read_excluded()
         excluded = [excluded_by_name.get(name, ()) for name in names]
         identities = [
             fingerprint([name, records]) if records else name for name, records in zip(names, excluded, strict=True)
@@ -73,7 +76,12 @@ class UnitNames:
 
     def exclude(self, error: RecordExcludedError) -> None:
         """Store the excluded records of a unit for the next search and for later runs."""
-        self._work.exclude(self._list_names(self._settings)[error.unit], error.excluded)
+        name = self._list_names(self._settings)[error.unit]
+        excluded_by_name = {**self._read_excluded(), name: error.excluded}
+        write_file(self._work.path / EXCLUDED_NAME, msgspec.json.encode(excluded_by_name))
+
+    def _read_excluded(self) -> dict[str, ExcludedRecords]:
+        return read_json(self._work.path / EXCLUDED_NAME, dict[str, ExcludedRecords]) or {}
 
     def _list_names(self, settings: Mapping[str, object]) -> list[str]:
         return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
