@@ -10,8 +10,9 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import SettingsError, StoreError
 from batchloom.preparation.input_jobs import make_store
 from batchloom.preparation.output_checks import check_remote_separate
+from batchloom.preparation.phases.prepare_notes import describe_work_folder
 from batchloom.preparation.remote_work_folder import STORE_NAME, default_work_folder, lock_work_folder
-from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, make_result
+from batchloom.preparation.report.progress import Listener, PrepareLog, PrepareResult, make_result
 from batchloom.preparation.report.report import parse_report, read_report, write_report_page
 from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
@@ -49,15 +50,12 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
                 # A run that was killed after the manifest has left it.
                 shutil.rmtree(store, ignore_errors=True)
                 return make_result(location, manifest, seconds=log.elapsed, already_done=True)
-            note = (
-                f"The store is written to the work folder {folder} (--work) and uploaded to {location}. The work "
-                "folder is deleted after the upload."
-            )
-            listener(Note(note))
+            note = describe_work_folder(folder, location)
+            listener(note)
             if settings.restart:
                 _delete_other_store(store, job)
             result = make_store(request, store, listing, spool, settings, log, read_report(store))
-        result = replace(result, path=location, notes=(note, *result.notes))
+        result = replace(result, path=location, notes=(note.text, *result.notes))
         if settings.dry_run:
             return result
         _record_location(store, location)

@@ -35,6 +35,14 @@ def describe_first_append(out: Path, recipe: Recipe) -> str:
     return f"There is no store at {out} yet: it is made, with the tokenizer {recipe.tokenizer}."
 
 
+def describe_work_folder(folder: Path, location: str) -> Note:
+    """Describe where a remote store is made, and what happens to that folder."""
+    return Note(
+        f"The store is written to the work folder {folder} (--work) and uploaded to {location}. The work folder is "
+        "deleted after the upload."
+    )
+
+
 def describe_reading(sources: Sequence[Source], record_parsers: RecordParsers, recipe: Recipe) -> list[Note]:
     """Describe how the sources are read, and which settings do not apply to them."""
     notes = []
