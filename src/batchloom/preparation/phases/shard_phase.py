@@ -80,17 +80,17 @@ class ShardPhase:
             with log.time("write shards"):
                 shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
         return JobResults(
-            recipe,
-            self._record_parsers,
-            self._sources,
-            self._manifest,
-            context.encoder.tokenizer,
-            choose_dtype_name(recipe, context.encoder.tokenizer),
-            units,
-            dedup_counts,
-            decision,
-            shards,
-            content,
+            recipe=recipe,
+            record_parsers=self._record_parsers,
+            sources=self._sources,
+            base=self._manifest,
+            tokenizer=context.encoder.tokenizer,
+            dtype=choose_dtype_name(recipe, context.encoder.tokenizer),
+            units=units,
+            dedup_counts=dedup_counts,
+            decision=decision,
+            shards=shards,
+            content=content,
         )
 
     def _warn(
