@@ -83,7 +83,7 @@ class PrepareJob:
             if not unfit:
                 raise
             fitting = leave_out_unfit(self._listing, unfit, self._request.recipe)
-        self._log.report(prepare_notes.list_listing_notes(fitting))
+        self._log.report(prepare_notes.describe_listing(fitting))
         return self._find_finished(fitting)
 
     def _find_finished(self, listing: SourceListing) -> PrepareResult | None:
@@ -99,7 +99,7 @@ class PrepareJob:
         left_out = [source for source in listing.sources if source.name in damage]
         if damaged := [(source, DamagedFileError(damage[source.name])) for source in left_out]:
             fitting = leave_out_unfit(listing, damaged, request.recipe)
-            self._log.report(prepare_notes.list_listing_notes(fitting))
+            self._log.report(prepare_notes.describe_listing(fitting))
             notes = fitting.notes
         return make_result(
             out,
@@ -114,13 +114,13 @@ class PrepareJob:
         """Begin or resume, without the files that cannot be read."""
         self._spool.sweep()
         _check_input_count(len(self._listing.sources))
-        self._log.report(prepare_notes.list_listing_notes(self._listing))
+        self._log.report(prepare_notes.describe_listing(self._listing))
         recipe = self._request.recipe
         parsers = RecordParsers(recipe, self._settings.limits)
         listing = self._listing
         if unfit := _find_unfit(listing.sources, parsers, recipe):
             listing = leave_out_unfit(listing, unfit, recipe)
-            self._log.report(prepare_notes.list_listing_notes(listing))
+            self._log.report(prepare_notes.describe_listing(listing))
         run = PrepareRun(work, self._request, listing, self._settings, self._log, parsers)
         run.begin()
         return run
@@ -175,7 +175,7 @@ class AppendJob:
             )
         if self._listing.sources:
             return None
-        self._log.report(prepare_notes.list_listing_notes(self._listing))
+        self._log.report(prepare_notes.describe_listing(self._listing))
         return make_result(
             self._out, self._base, seconds=self._log.elapsed, already_done=True, notes=self._listing.notes
         )
@@ -184,7 +184,7 @@ class AppendJob:
         """Begin or resume, with the store's tokenizer."""
         self._spool.sweep()
         _check_input_count(len(self._listing.sources) + len(self._base.sources))
-        self._log.report(prepare_notes.list_listing_notes(self._listing))
+        self._log.report(prepare_notes.describe_listing(self._listing))
         request = replace(self._request, tokenizer_state=read_tokenizer_state(self._out))
         run = PrepareRun(work, request, self._listing, self._settings, self._log, self._parsers, self._base)
         run.begin()

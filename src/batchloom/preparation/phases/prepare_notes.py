@@ -25,8 +25,8 @@ OTHER_VERSIONS = Note(
 )
 
 
-def list_listing_notes(listing: SourceListing) -> list[Note]:
-    """Return the notes of a listing."""
+def describe_listing(listing: SourceListing) -> list[Note]:
+    """Return the notes of a listing, in order."""
     return [Note(text, is_warning=text in listing.warnings) for text in listing.notes]
 
 
