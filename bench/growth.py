@@ -40,7 +40,7 @@ def mark(name):
 FILES = """
 import batchloom.preparation
 from batchloom.preparation.prepare_run import PrepareRun
-from batchloom.preparation import prepare_job
+from batchloom.preparation import input_jobs, request_run
 from batchloom.preparation.phases.tokenize_phase import TokenizePhase
 def peak(name):
     status = open("/proc/self/status").read()
@@ -52,9 +52,9 @@ def follow(target, name, label):
         peak(label)
         return result
     setattr(target, name, wrapped)
-follow(prepare_job, "list_inputs", "list")
+follow(request_run, "list_inputs", "list")
+follow(input_jobs, "_find_unfit", "detect schemas")
 follow(PrepareRun, "__init__", "cut units")
-follow(PrepareRun, "_announce", "detect schemas")
 follow(PrepareRun, "_begin_or_resume", "write job.json")
 follow(TokenizePhase, "run", "tokenize")
 peak("import")

@@ -19,7 +19,7 @@ def test_a_profile_names_stages_with_their_share_and_speed(prepare_arguments, tm
     assert run_command_line(prepare_arguments) == 0
     path = tmp_path / "s" / "report.json"
     report = json.loads(path.read_text())
-    report |= {"seconds": 4.0, "seconds_by_phase": {"tokenize": 3.5}, "workers": 2, "crew": "pool"}
+    report |= {"seconds": 4.0, "seconds_by_phase": {"tokenize": 3.5}, "workers": 2, "executor": "pool"}
     report["content"]["stages"] = {
         "read": {"seconds": 1.0, "bytes": 10**8, "documents": 500},
         "\x1b[31m": {"seconds": 3.0, "bytes": 0, "documents": 0},

@@ -393,9 +393,9 @@ PREPARATION = (
     # A run that is killed while it moves its shards leaves a folder that passes for the store.
     Mutant(
         "manifest-before-its-shards",
-        "preparation/phases/finish.py",
+        "preparation/resumable_job.py",
         "for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
-        "(work.out / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))\n"
+        "(work.out / MANIFEST_NAME).write_bytes((work.store / MANIFEST_NAME).read_bytes())\n"
         "    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
         ("preparation/test_resume.py", "preparation/test_torture.py"),
     ),
@@ -418,7 +418,7 @@ PREPARATION = (
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
         "validation-document-in-train",
-        "preparation/phases/duplicate_resolution.py",
+        "preparation/phases/subset_decision.py",
         "overrides=(*self.base_membership.overrides, *overrides))",
         "overrides=overrides)",
         ("preparation/test_append.py",),
@@ -426,7 +426,7 @@ PREPARATION = (
     # An imported file loses its last document if that is one token without an end token.
     Mutant(
         "last-token-of-flat-file-lost",
-        "preparation/token_files.py",
+        "preparation/imports/token_files.py",
         "if last + 1 < tokens.size:",
         "if last + 2 < tokens.size:",
         ("preparation/test_import.py", "store/test_export.py"),
@@ -442,7 +442,7 @@ PREPARATION = (
     # The provenance of documents is wrong behind the first 65,536 input files.
     Mutant(
         "part-number-of-16-bits",
-        "preparation/phases/unit_shards.py",
+        "preparation/units/subset_writer.py",
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)',
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
         ("preparation/test_many_files.py",),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchloom import BatchloomError
-from batchloom.preparation import ExecutionSettings, Note, RunSettings, prepare_run, run_recipe
-from batchloom.preparation.phases import WorkerSetup
+from batchloom.preparation import ExecutionSettings, Note, RunSettings, run_recipe
+from batchloom.preparation.phases import WorkerSetup, sample_phase
 from batchloom.preparation.phases.worker_setup import make_task_function
 from preparation.stores import SMALL_LIMITS, make_recipe
 
@@ -129,11 +129,11 @@ def run_job(job):
 @contextmanager
 def _crash_workers(crash) -> Iterator[None]:
     # Processes of jobs import this module, and pytest would take a quarter of their start.
-    prepare_run.WorkerSetup = lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **crash)
+    sample_phase.WorkerSetup = lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **crash)
     try:
         yield
     finally:
-        prepare_run.WorkerSetup = WorkerSetup
+        sample_phase.WorkerSetup = WorkerSetup
 
 
 def main():

@@ -472,6 +472,22 @@ def test_killed_behind_the_new_manifest_other_inputs_follow(grown_files, monkeyp
     assert check("s").sound
 
 
+def test_a_new_file_that_cannot_be_read_is_left_out_of_every_append():
+    Path("in").mkdir()
+    for number in range(200):
+        write(f"in/{number:03}.jsonl", [number])
+    prepare_store("in", "s")
+    write("in/new.jsonl", [500])
+    Path("in/unknown.jsonl").write_text('{"a": 1, "b": 2}\n')
+    for known, documents in ((200, 1), (201, 0)):
+        result = append("in")
+        assert result.counts.documents == documents
+        assert result.notes[0] == f"{known} inputs of 202 are in s already."
+        assert result.notes[1].startswith("Left out of in: 1 file that cannot be read, first in/unknown.jsonl")
+        assert len(result.notes) == 2
+    assert result.already_done
+
+
 def test_changed_inputs_and_a_second_run_are_reported(grown_files):
     shutil.copytree("first", "s")
     assert append_killed(30)

@@ -20,7 +20,7 @@ from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_st
 from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation import ReadRecipe
 from batchloom.preparation.settings import SourceRecipe, count_allowed_bad
-from batchloom.preparation.units import unit_files
+from batchloom.preparation.units import unit_keys
 from batchloom.sources import ReadLimits
 from preparation.stores import make_recipe, prepare_store, read_texts, write_jsonl
 
@@ -404,7 +404,7 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
 
 
 def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(unit_files, "_MAX_DOCUMENTS", 9)
+    monkeypatch.setattr(unit_keys, "MAX_DOCUMENTS", 9)
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(9)])
     prepare_store(tmp_path / "a.jsonl", tmp_path / "nine")
     write_jsonl(tmp_path / "b.jsonl", [{"text": f"document {n}"} for n in range(10)])

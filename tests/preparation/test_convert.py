@@ -310,7 +310,7 @@ def write_long_rows(path, count):
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])
 def test_three_times_the_rows_take_no_more_memory(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr("batchloom.preparation.row_conversion._GROUP_BYTES", 1 << 18)
+    monkeypatch.setattr("batchloom.preparation.conversion.row_files._GROUP_BYTES", 1 << 18)
     peaks = []
     for count in (300, 900):
         path = write_long_rows(tmp_path / f"{count}.csv", count)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
-from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_run, run_recipe
-from batchloom.preparation.phases import worker_setup
-from batchloom.preparation.units.unit_files import trained_file_name
+from batchloom.preparation import Progress, RunSettings, WorkFolder, resumable_job, run_recipe
+from batchloom.preparation.units.unit_rows import trained_file_name
+from batchloom.preparation.workers import package_versions
 from batchloom.store import read_manifest, remove_documents
 from preparation.jobs import run_until_killed
 from preparation.stores import INLINE, hash_store_files, make_recipe, prepare_store, write_jsonl
@@ -61,7 +61,7 @@ def test_a_store_that_another_run_has_just_finished_is_not_overwritten(tmp_path,
             prepare_store(inputs[:1], path, **SETTINGS)
         return WorkFolder(path)
 
-    monkeypatch.setattr(prepare_run, "WorkFolder", make_work_folder)
+    monkeypatch.setattr(resumable_job, "WorkFolder", make_work_folder)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
         prepare_store(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
     prepare_store(inputs[:1], tmp_path / "whole", **SETTINGS)
@@ -94,8 +94,8 @@ def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inp
     def run(recipe, settings):
         return run_recipe(recipe, out, lambda event: None, settings=settings)
 
-    monkeypatch.setattr(prepare_run, "WorkFolder", make_work_folder)
-    monkeypatch.setattr(prepare_run, "lock_store", lambda path: warnings.catch_warnings())
+    monkeypatch.setattr(resumable_job, "WorkFolder", make_work_folder)
+    monkeypatch.setattr(resumable_job, "lock_store", lambda path: warnings.catch_warnings())
     recipe = make_recipe(inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500)
     with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
         run(recipe, append_settings)
@@ -135,12 +135,12 @@ def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, m
     out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         prepare_store(inputs, out, listener=stop_at("write", 10), **SETTINGS)
-    worker_setup._get_installed_version.cache_clear()
+    package_versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: f"{get_version(name)}.99")
         with pytest.raises(KeyboardInterrupt):
             prepare_store(inputs, out, listener=stop_at("tokenize", 10), **SETTINGS)
-    worker_setup._get_installed_version.cache_clear()
+    package_versions._get_installed_version.cache_clear()
     prepare_store(inputs, out, **SETTINGS)
     assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
@@ -149,7 +149,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
     out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         prepare_store(inputs, out, listener=stop_at("write"), **SETTINGS)
-    worker_setup._get_installed_version.cache_clear()
+    package_versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(
             importlib.metadata,
@@ -157,7 +157,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
             lambda name: "99.0" if name == "batchloom" else get_version(name),
         )
         assert prepare_store(inputs, out, **SETTINGS).resumed_units == 0
-    worker_setup._get_installed_version.cache_clear()
+    package_versions._get_installed_version.cache_clear()
 
 
 def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):

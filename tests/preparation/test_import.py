@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import batchloom
 from batchloom import InputError, OutputError, SettingsError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreConflictError
-from batchloom.preparation import import_tokens
+from batchloom.preparation import WorkFolder, import_tokens, resumable_job
 from batchloom.testing import write_store
 from oracles import read_megatron_documents, write_megatron_pair
+from preparation.jobs import run_until_killed
 from preparation.stores import hash_store_files
 from tiers import examples
 
@@ -181,6 +183,36 @@ def test_the_same_command_again(tmp_path, prefix):
     with pytest.raises(StoreConflictError, match="finished store of another job"):
         batchloom.prepare(__file__, out=tmp_path / "s", tokenizer="bytes")
     assert hash_store_files(tmp_path / "s") == before
+
+
+def test_killed_at_any_rename_an_import_starts_over_or_is_only_moved(tmp_path, prefix):
+    options = {"tokenizer": "bytes", "how": "copy", "val_fraction": 0.2}
+    import_tokens(prefix, out=tmp_path / "whole", **options)
+    expected = hash_store_files(tmp_path / "whole")
+    count, killed = -1, True
+    while killed:
+        count += 4
+        out = tmp_path / f"out{count}"
+        run = partial(import_tokens, prefix, out=out, **options)
+        killed = run_until_killed({"os.rename", "os.remove"}, count, run)
+        run()
+        assert hash_store_files(out) == expected
+        assert not (out / ".work").exists()
+    assert count > 20
+
+
+def test_an_import_that_another_run_has_just_finished_is_not_repeated(tmp_path, prefix, monkeypatch):
+    out, folders = tmp_path / "s", []
+
+    def make_work_folder(path):
+        if not folders:
+            folders.append(path)
+            import_tokens(prefix, out=path, tokenizer="bytes")
+        return WorkFolder(path)
+
+    monkeypatch.setattr(resumable_job, "WorkFolder", make_work_folder)
+    assert import_tokens(prefix, out=out, tokenizer="bytes").already_done
+    assert not (out / ".work").exists()
 
 
 def test_without_a_tokenizer_ids_are_shown_as_numbers(tmp_path, prefix):
@@ -444,10 +476,10 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
 
 def test_many_batches_give_the_same_store_as_one(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
-    monkeypatch.setattr("batchloom.preparation.token_files._MAX_BATCH_TOKENS", 30)
-    monkeypatch.setattr("batchloom.preparation.token_files._MAX_BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("batchloom.preparation.token_import._CHUNK_SIZE", 7)
-    monkeypatch.setattr("batchloom.preparation.token_files._CHUNK_SIZE", 11)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_TOKENS", 30)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("batchloom.preparation.imports.imported_shards._CHUNK_SIZE", 7)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._CHUNK_SIZE", 11)
     monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
     assert hash_store_files(tmp_path / "a") == hash_store_files(tmp_path / "b")

@@ -65,9 +65,9 @@ SETTINGS = {"unit_bytes": 4000, "val_fraction": 0.2, "tokens_per_shard": 500}
 
 
 def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._CHUNK_ROWS", 7)
-    monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
-    monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
+    monkeypatch.setattr("batchloom.preparation.phases.remaining_rows._CHUNK_ROWS", 7)
+    monkeypatch.setattr("batchloom.preparation.phases.shard_batches._CHUNK_TOKENS", 100)
+    monkeypatch.setattr("batchloom.preparation.units.unit_tokenizer._BATCH_DOCUMENTS", 9)
     write_jsonl(tmp_path / "in.jsonl", ROWS[:60])
     for name, tokens_per_shard, count in (("tiny", 1, 60), ("odd", 500, 6), ("one", 10**6, 2)):
         out = tmp_path / name

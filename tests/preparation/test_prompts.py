@@ -76,7 +76,7 @@ SETTINGS = {"unit_bytes": 3000, "val_fraction": 0.2, "tokens_per_shard": 700, **
 
 @pytest.mark.slow
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
+    monkeypatch.setattr("batchloom.preparation.units.unit_tokenizer._BATCH_DOCUMENTS", 9)
     write_jsonl(tmp_path / "in.jsonl", [*ROWS[:50], {"question": ""}, *ROWS[50:100], ROWS[3]])
     inputs = [tmp_path / "in.jsonl"]
     prepare_store(inputs, tmp_path / "whole", **SETTINGS)

@@ -16,7 +16,8 @@ from batchloom import InputError, OutputError, SettingsError, StoreError, open_s
 from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError, StoreMissingError
 from batchloom.preparation import remote_prepare, upload_store
-from batchloom.preparation.remote_prepare import check_remote_separate, default_work_folder
+from batchloom.preparation.output_checks import check_remote_separate
+from batchloom.preparation.remote_work_folder import default_work_folder
 from batchloom.remote import RemoteFolder, client, upload
 from batchloom.remote.upload import (
     MAX_REQUEST_ATTEMPTS,

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 import batchloom
 from batchloom import Recipe
 from batchloom.preparation import PrepareReport, ReadRecipe, ReportContent, StageTime, read_report
-from batchloom.preparation.phases.find_duplicates import DuplicatePairCounter, group_sources
+from batchloom.preparation.phases.duplicate_pairs import DuplicatePairCounter, group_sources
 from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
@@ -239,7 +239,7 @@ def make_full_report(name):
         engine_note=name,
         notes=[name] * 300,
         seconds_by_phase={name: 1.0},
-        crew=name,
+        executor=name,
         content=content,
     )
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.preparation import Progress, read_report
-from batchloom.preparation.phases.tokenize_unit import SeenTexts
+from batchloom.preparation.units.seen_texts import SeenTexts
 from batchloom.store import read_manifest
 from preparation.stores import prepare_store, write_jsonl
 

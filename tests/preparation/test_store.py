@@ -16,7 +16,7 @@ from batchloom import InputError, open_store
 from batchloom.preparation.documents import MoveCandidates, SubsetRule, hash_to_unit_interval
 from batchloom.preparation.documents.document_facts import hash_documents
 from batchloom.preparation.documents.encode_text import add_control_tokens
-from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize

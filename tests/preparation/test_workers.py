@@ -7,10 +7,10 @@ import pytest
 import batchloom
 from batchloom.core.errors import WorkerError
 from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
-from batchloom.preparation.phases import worker_setup
-from batchloom.preparation.prepare_run import choose_worker_count
+from batchloom.preparation.phases import sample_phase, worker_setup
 from batchloom.preparation.units import UnitTask
 from batchloom.preparation.units.units import choose_unit_bytes
+from batchloom.preparation.workers.executor_choice import choose_worker_count
 from batchloom.store import read_manifest
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 
@@ -46,9 +46,9 @@ def test_a_pool_writes_the_same_bytes(tmp_path, inputs, dedup):
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(300)])
-    collect_versions = prepare_run.collect_versions
+    collect_versions = sample_phase.collect_versions
     monkeypatch.setattr(
-        prepare_run, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
+        sample_phase, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
     )
     with pytest.raises(WorkerError) as error:
         prepare_in_pool([tmp_path / "a.jsonl"], tmp_path / "out")
@@ -110,8 +110,8 @@ def test_larger_inputs_have_larger_units(total_mib, unit_mib):
     [(10, 1, 2, 1), (40, 2, 2, 1), (65, 3, 2, 2), (222, 7, 2, 2), (222, 7, 16, 7), (9000, 36, 16, 16)],
 )
 def test_inputs_above_64_mib_use_all_cores(total_mib, units, cores, workers, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.prepare_run.count_cores", lambda: cores)
-    monkeypatch.setattr("batchloom.preparation.prepare_run.measure_free_memory", lambda: 1 << 40)
+    monkeypatch.setattr("batchloom.preparation.workers.executor_choice.count_cores", lambda: cores)
+    monkeypatch.setattr("batchloom.preparation.workers.executor_choice.measure_free_memory", lambda: 1 << 40)
     assert choose_worker_count(ExecutionSettings(), units, total_mib * MIB) == workers
 
 

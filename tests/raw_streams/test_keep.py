@@ -279,7 +279,7 @@ def test_a_store_with_subset_overrides_has_no_stream_ranges(tmp_path, caplog):
 
 def test_a_store_prepared_in_smaller_units_has_no_stream_ranges(tmp_path, caplog, monkeypatch):
     lines = write_texts(tmp_path / "a.jsonl", 200)
-    monkeypatch.setattr("batchloom.preparation.prepare_run.choose_unit_bytes", lambda _: 1 << 10)
+    monkeypatch.setattr("batchloom.preparation.rerun.choose_unit_bytes", lambda _: 1 << 10)
     _prepare_folder(lines, tmp_path / "kept")
     assert run_kept_stream(lines, tmp_path / "kept").finish(workers=1).already_done
     assert "prepared in smaller units than those of a stream" in caplog.text

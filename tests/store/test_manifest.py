@@ -275,7 +275,7 @@ def test_inputs_with_a_too_large_manifest_are_refused_at_once(tmp_path, monkeypa
     for number in range(5):
         (tmp_path / f"in/{number}.txt").write_text(f"Text {number}.")
     settings = {"tokenizer": "bytes", "workers": 1}
-    monkeypatch.setattr("batchloom.preparation.prepare_run.SMALL_FILE_LIMIT", 1000)
+    monkeypatch.setattr("batchloom.preparation.input_jobs.SMALL_FILE_LIMIT", 1000)
     with pytest.raises(InputError, match="5 input files make a manifest of more than 1,000 bytes"):
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **settings)
     monkeypatch.undo()

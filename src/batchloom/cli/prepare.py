@@ -289,7 +289,7 @@ def _print_profile(console: "Console", report: PrepareReport | None) -> None:
         return
     phases = ", ".join(f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items())
     summary = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
-    console.print(escape_unprintable(f"{summary}; {format_count(report.workers, 'worker')} ({report.crew})"))
+    console.print(escape_unprintable(f"{summary}; {format_count(report.workers, 'worker')} ({report.executor})"))
     stages = report.content.stages
     if not stages:
         return

@@ -1,6 +1,7 @@
 """Preparation of stores from input files, in resumable units and phases.
 
-`prepare_job.py` is the entry; `prepare_run.py` runs the phases of `phases/` over the units of `units/`.
+`prepare_job.py` is the entry, and `resumable_job.py` orders the steps of every job. `prepare_run.py` runs the phases of
+`phases/` over the units of `units/`.
 """
 
 import lazy_loader

@@ -1,3 +1,6 @@
+from .conversion.conversion_run import ConversionResult as ConversionResult
+from .conversion.row_conversion import convert as convert
+from .conversion.row_mapping import coerce_row as coerce_row
 from .documents.encode_answers import (
     encode_labelled_answers as encode_labelled_answers,
     encode_preference_pairs as encode_preference_pairs,
@@ -15,19 +18,16 @@ from .identity.recipe_identity import (
     compute_recipe_fingerprint as compute_recipe_fingerprint,
     recipe_to_plain as recipe_to_plain,
 )
+from .imports.import_spec import ImportSpec as ImportSpec, LinkMode as LinkMode
+from .imports.token_files import list_import_options as list_import_options
+from .imports.token_import import import_tokens as import_tokens, run_import as run_import
 from .keywords import (
     DocumentOptions as DocumentOptions,
     PrepareOptions as PrepareOptions,
     StreamedOptions as StreamedOptions,
 )
-from .prepare_job import (
-    MixtureResult as MixtureResult,
-    prepare as prepare,
-    prepare_mixture as prepare_mixture,
-    run_recipe as run_recipe,
-    run_request as run_request,
-    run_separately as run_separately,
-)
+from .output_checks import check_output_folder as check_output_folder, check_separate as check_separate
+from .prepare_job import prepare as prepare
 from .report.progress import Note as Note, Progress as Progress
 from .report.report import (
     PrepareReport as PrepareReport,
@@ -37,14 +37,17 @@ from .report.report import (
 )
 from .report.source_texts import read_source_texts as read_source_texts
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
+from .request_run import run_recipe as run_recipe, run_request as run_request
 from .rerun import (
     RequestedJob as RequestedJob,
     begin_or_resume as begin_or_resume,
-    check_output_folder as check_output_folder,
-    check_separate as check_separate,
     make_job_identity as make_job_identity,
 )
-from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row, convert as convert
+from .separate_stores import (
+    MixtureResult as MixtureResult,
+    prepare_mixture as prepare_mixture,
+    run_separately as run_separately,
+)
 from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig
 from .settings.media_recipe import MediaRecipe as MediaRecipe
@@ -61,14 +64,7 @@ from .settings.run_settings import (
     RunSettings as RunSettings,
 )
 from .store_upload import UploadResult as UploadResult, upload_store as upload_store
-from .synthetic_run import parse_synthetic_input as parse_synthetic_input
-from .token_files import list_import_options as list_import_options
-from .token_import import (
-    ImportSpec as ImportSpec,
-    LinkMode as LinkMode,
-    import_tokens as import_tokens,
-    run_import as run_import,
-)
-from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
+from .synthetic_request import parse_synthetic_input as parse_synthetic_input
+from .units.stream_batches import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
 from .units.unit_report import StageTime as StageTime
 from .units.work_folder import WorkFolder as WorkFolder

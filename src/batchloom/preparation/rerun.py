@@ -1,6 +1,5 @@
 """Repeated runs of a job: finished stores, unfinished work, folders of other jobs."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any, final
 import msgspec
 import xxhash
 
-from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url
+from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import decode_file_name, make_absolute, refuse_url
+from batchloom.core.files import decode_file_name, make_absolute
 from batchloom.preparation.identity.recipe_identity import (
     compute_recipe_fingerprint,
     list_recipe_differences,
@@ -19,11 +18,11 @@ from batchloom.preparation.identity.recipe_identity import (
 )
 from batchloom.preparation.report.report import PrepareReport, ReportedSource
 from batchloom.preparation.settings.recipe import Recipe
-from batchloom.preparation.units.units import combine_part_hashes
+from batchloom.preparation.units.units import choose_unit_bytes, combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
-from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part
+from batchloom.sources import DetectedFile, PartStream, SourceListing
 from batchloom.sources.files import CompactSequence, Source
-from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
+from batchloom.store import MANIFEST_NAME, Manifest, read_manifest, wrap_write_errors
 from batchloom.store.format import SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
@@ -123,52 +122,6 @@ def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[st
     }
 
 
-def check_separate(inputs: Sequence[str], out: Path) -> None:
-    """Refuse an output folder that is, or holds, an input.
-
-    Raises:
-        StoreConflictError: the message names the input.
-    """
-    with wrap_write_errors(out):
-        if not out.is_dir():
-            return
-    folder = os.path.realpath(out)
-    for input_path in inputs:
-        # Hub data sets and missing paths are in no local folder.
-        if is_url_or_stdin(input_path) or not os.path.lexists(strip_wildcard_part(input_path)):
-            continue
-        real_path = os.path.realpath(strip_wildcard_part(input_path))
-        if real_path == folder:
-            raise StoreConflictError(
-                f"--out {out} is the folder of the input {input_path} itself; choose another --out, next to it or "
-                "inside it."
-            )
-        if real_path.startswith(folder.rstrip("/") + "/"):
-            raise StoreConflictError(
-                f"The input {input_path} lies inside --out {out}, which may hold only the store; choose another --out."
-            )
-
-
-def check_output_folder(out: Path) -> None:
-    """Refuse a folder that holds anything but this job's work.
-
-    Raises:
-        StoreConflictError: it is not empty and holds no unfinished job.
-        InputError: it is a URL.
-    """
-    refuse_url(out, "The output")
-    with wrap_write_errors(out):
-        if not out.is_dir() or (out / WORK_NAME).is_dir():
-            return
-        unknown_names = sorted(path.name for path in out.iterdir())
-    if unknown_names:
-        raise StoreConflictError(
-            f"{out} is not empty "
-            f"({', '.join(unknown_names[:_MAX_LISTED])}{', ...' if len(unknown_names) > _MAX_LISTED else ''}) and "
-            "is not a store; choose another --out."
-        )
-
-
 def begin_or_resume(
     work: WorkFolder,
     recipe: Recipe,
@@ -227,6 +180,24 @@ def make_job_identity(
     )
 
 
+def find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
+    """Return the unit size of unfinished work on these inputs, or for the listing.
+
+    A stream, whose units have a fixed size, may have cached their batches.
+    """
+    job = work.job()
+    if (
+        job
+        and len(job.sources) == len(listing.sources)
+        and all(
+            known_source[:2] == (source.name, source.size)
+            for known_source, source in zip(job.sources, listing.sources, strict=True)
+        )
+    ):
+        return job.constants[-1]
+    return choose_unit_bytes(listing.bytes)
+
+
 @final
 class _SourceIdentities(CompactSequence[tuple[str, int, int]]):
     """Name, bytes and time of each source; time 0 if contents identify them."""
@@ -279,23 +250,6 @@ def _describe_job_differences(
             f"it appends to generation {previous_job.base}" if previous_job.base else "it makes a new store"
         )
     return _format_differences(differences)
-
-
-def remove_leftover_work(out: Path, generation: int = 1) -> None:
-    """Delete the work folder of a job that ended after its store was moved to ``out``.
-
-    The work of a job that makes a generation after ``generation`` stays.
-    """
-    if (out / WORK_NAME).is_dir():
-        with WorkFolder(out) as work:
-            clear_leftover_work(work, generation)
-
-
-def clear_leftover_work(work: WorkFolder, generation: int) -> None:
-    """Clear the work folder of a job whose generation the store already has."""
-    job = work.job()
-    if job is None or job.base < generation:
-        work.clear()
 
 
 def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:

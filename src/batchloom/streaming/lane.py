@@ -23,9 +23,17 @@ from batchloom.media import MediaLimits
 from batchloom.plan import PlanSpec, order_lane_ranges
 from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
 from batchloom.preparation.documents import EncodeContext, EncodedBatch, PlacedMedium, make_chat_encoder
-from batchloom.preparation.phases import UnitTokenizer, WorkerSetup, check_versions
-from batchloom.preparation.units import StreamBatchWriter, Unit, UnitFacts, UnitProgress, UnitTask, UnusableError
-from batchloom.preparation.workers import MessageCallback
+from batchloom.preparation.phases import WorkerSetup
+from batchloom.preparation.units import (
+    StreamBatchWriter,
+    Unit,
+    UnitFacts,
+    UnitProgress,
+    UnitTask,
+    UnitTokenizer,
+    UnusableError,
+)
+from batchloom.preparation.workers import MessageCallback, check_versions
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.sources.formats import choose_read_method, is_splittable

@@ -56,11 +56,12 @@ from batchloom.preparation.identity import (
     open_job_processor,
 )
 from batchloom.preparation.listing import list_inputs
-from batchloom.preparation.phases import WorkerSetup, collect_versions
+from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.report import PrepareResult, log_note
 from batchloom.preparation.request import InputArgument, RecipeReference
 from batchloom.preparation.settings import check_option_names, describe_unused_weights
 from batchloom.preparation.units import plan_units
+from batchloom.preparation.workers import collect_versions
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder

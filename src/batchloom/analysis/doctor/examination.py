@@ -15,13 +15,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.doctor.findings import (
-    BadFacts,
-    Diagnosis,
-    DuplicateFacts,
-    SourceGroup,
-    TokenizerFacts,
-)
+from batchloom.analysis.doctor.findings import BadFacts, Diagnosis, DuplicateFacts, SourceGroup, TokenizerFacts
 from batchloom.analysis.doctor.sampling import (
     DocumentPreview,
     InputSample,
@@ -68,13 +62,13 @@ from batchloom.preparation.documents import (
 )
 from batchloom.preparation.identity import make_cleaner
 from batchloom.preparation.listing import is_named, leave_out_unfit, list_inputs
-from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import resolve_inputs
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import (
     ReasonCounts,
     UnitProgress,
+    UnitTokenizer,
     count_reason,
     describe_bad_records,
     mark_first_of_records,

@@ -15,8 +15,7 @@ from batchloom.core.errors import DamagedFileError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import LossFlags
 from batchloom.preparation.documents import ChatEncoder, EncodedBatch, RecordParser, UnitEncoder
-from batchloom.preparation.phases import UnitTokenizer
-from batchloom.preparation.units import Unit, UnitTask, plan_units
+from batchloom.preparation.units import Unit, UnitTask, UnitTokenizer, plan_units
 from batchloom.sources import (
     PartReader,
     ReadRules,

@@ -1,7 +1,2 @@
-from .tokenize_unit import UnitTokenizer as UnitTokenizer
-from .worker_setup import (
-    WorkerSetup as WorkerSetup,
-    check_versions as check_versions,
-    collect_unit_settings as collect_unit_settings,
-    collect_versions as collect_versions,
-)
+from .unit_names import collect_unit_settings as collect_unit_settings
+from .worker_setup import WorkerSetup as WorkerSetup

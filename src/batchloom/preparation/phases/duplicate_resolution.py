@@ -1,10 +1,8 @@
 """Phase B: remaining documents of each unit after deduplication, and their shards."""
 
 import os
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -13,26 +11,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import BadRecord
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import release_pages
-from batchloom.preparation.append import BaseGenerations
-from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
-from batchloom.preparation.documents.subsets import (
-    MoveCandidates,
-    SmallestHashes,
-    SubsetRule,
-    balance_subsets,
-    misses_share,
-)
+from batchloom.preparation.documents.subsets import SmallestHashes
 from batchloom.preparation.phases.find_duplicates import DuplicateFiles
-from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
-from batchloom.preparation.units.unit_files import ROW, mark_first_of_records
+from batchloom.preparation.phases.remaining_rows import DROP_REASONS, iter_rows_with_drops, open_search_drops
+from batchloom.preparation.phases.subset_decision import ShardSettings, count_subset_tokens
+from batchloom.preparation.units.subset_writer import ShardCutter
 from batchloom.preparation.units.work_folder import (
     DEDUP_COUNTS_NAME,
     DROPPED_NAME,
-    ROWS_NAME,
-    Decision,
     PartDedupCounts,
     TokenizedUnit,
     UnitDedupCounts,
@@ -40,75 +27,11 @@ from batchloom.preparation.units.work_folder import (
     attempt_folder,
     move_into_place,
     read_dedup_counts,
-    translate_read_errors,
 )
 from batchloom.preparation.workers.protocols import Executor, run_tasks
-from batchloom.sources import ReadRules, format_record_name
 from batchloom.store import CHOSEN, wrap_write_errors, write_file
-from batchloom.store.format import SUBSETS, Banding
+from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
-
-
-@final
-class ShardCutter:
-    """Incremental cutter of one unit and subset into shards."""
-
-    def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
-        self._most_tokens, self._most_documents = most_tokens, most_documents
-        self._tokens = self._documents = 0
-        self.shards = 0
-
-    def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
-        """Return ranges (start, stop, begins a shard) of rows that split no pair."""
-        cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
-        # A shard may end after every document but the first of a pair.
-        ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
-        reach = cumulative_tokens[ends - 1]
-        shard_ranges, end_index, start = [], 0, 0
-        while end_index < len(ends):
-            before = int(reach[end_index - 1]) if end_index else 0
-            room = before + self._most_tokens - self._tokens
-            last = start + self._most_documents - self._documents
-            next_end_index = int(np.searchsorted(reach, room, side="right"))
-            next_end_index = min(next_end_index, int(np.searchsorted(ends, last, side="right")))
-            if next_end_index <= end_index and self._documents:
-                self._tokens = self._documents = 0
-                continue
-            next_end_index = max(next_end_index, end_index + 1)
-            stop = int(ends[next_end_index - 1])
-            fresh = self._documents == 0
-            self.shards += fresh
-            self._documents += stop - start
-            self._tokens += int(reach[next_end_index - 1]) - before
-            shard_ranges.append((start, stop, fresh))
-            end_index, start = next_end_index, stop
-        return shard_ranges
-
-
-_CHUNK_ROWS = 1 << 16
-# Dropped documents: number of the first document of their record in the unit, and the index of the reason.
-DROPPED_ROW = np.dtype([("number", "<u4"), ("reason", "u1")])
-DROP_REASONS = ("exact duplicate", "near duplicate")
-# Returns the drops with numbers in [start, stop), in ascending order.
-_DropRangeReader = Callable[[int, int], NDArray[np.void]]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """Settings that decide the subset and shard of each document."""
-
-    # Subset rule of the shares, by which the temporary token files are split.
-    membership: SubsetRule
-    # The same with the overrides of earlier generations.
-    base_membership: SubsetRule
-    tokens_per_shard: int
-    dtype: np.dtype[np.generic]
-    # MinHash parameters of the signatures to store; None to store none.
-    banding: Banding | None
-
-    def add_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
-        """Return the subset rule with all earlier overrides and the given ones."""
-        return replace(self.base_membership, overrides=(*self.base_membership.overrides, *overrides))
 
 
 def resolve_duplicates(
@@ -159,10 +82,10 @@ def resolve_unit_duplicates(
     folder = attempt_folder(resolution_folder, attempt)
     make_folder(folder)
     counter = _RemainingCounter(unit_folder, parts, settings)
-    read_drops = _open_search_drops(duplicate_files, number)
+    read_drops = open_search_drops(duplicate_files, number)
     path, row_start = folder / DROPPED_NAME, 0
     with wrap_write_errors(path), path.open("wb") as file:
-        for rows, reason_codes, drops in _iter_rows_with_drops(unit_folder, read_drops):
+        for rows, reason_codes, drops in iter_rows_with_drops(unit_folder, read_drops):
             counter.add(rows, reason_codes)
             # Drops of a record that began in the previous chunk are already written.
             file.write(drops[drops["number"] >= row_start].tobytes())
@@ -201,7 +124,7 @@ class _RemainingCounter:
         if settings.base_membership.overrides:
             final_codes = settings.base_membership.codes(remaining_rows)
             self._moved |= bool((final_codes != codes).any())
-        self._subsets += _tokens_by_subset(remaining_rows, final_codes)
+        self._subsets += count_subset_tokens(remaining_rows, final_codes)
         self._track_longest(remaining_rows)
         is_movable = remaining_rows["subset"] == 0
         self._smallest.add(remaining_rows["hash"][is_movable], codes[is_movable])
@@ -246,218 +169,3 @@ class _RemainingCounter:
             long=self._long,
             longest=self._longest,
         )
-
-
-def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the tokens of each subset, int64 in the order of ``SUBSETS``."""
-    lengths = rows["length"].astype(np.int64)
-    return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
-
-
-def _open_search_drops(duplicate_files: DuplicateFiles, unit_number: int) -> _DropRangeReader | None:
-    """Return a reader of the drops that the search found; None without a search."""
-    if not duplicate_files.exact and not duplicate_files.near:
-        return None
-
-    def read_drops(start: int, stop: int) -> NDArray[np.void]:
-        drop_arrays = []
-        for reason, files in enumerate((duplicate_files.exact, duplicate_files.near)):
-            numbers = read_unit_duplicates(files, unit_number, start, stop)["number"]
-            drops = np.zeros(len(numbers), DROPPED_ROW)
-            drops["number"], drops["reason"] = numbers, reason
-            drop_arrays.append(drops)
-        return np.sort(np.concatenate(drop_arrays), order="number")
-
-    return read_drops
-
-
-def _open_recorded_drops(path: Path) -> _DropRangeReader | None:
-    """Return a reader of the drop list that was written; None for an empty list."""
-    with translate_read_errors(path):
-        if not path.stat().st_size:
-            return None
-        drops = np.memmap(path, DROPPED_ROW, "r").view(np.ndarray)
-
-    def read_drops(start: int, stop: int) -> NDArray[np.void]:
-        # searchsorted on the strided column would copy all of it.
-        begin = bisect_left(drops, start, key=_drop_number)
-        drops_in_range = drops[begin : bisect_left(drops, stop, begin, key=_drop_number)].copy()
-        release_pages(drops)
-        return drops_in_range
-
-    return read_drops
-
-
-def _drop_number(drop: np.void) -> int:
-    return int(drop["number"])
-
-
-def decide(
-    work: WorkFolder,
-    units: Sequence[TokenizedUnit],
-    dedup_counts: Sequence[UnitDedupCounts],
-    settings: ShardSettings,
-    base: BaseGenerations,
-    *,
-    balance: bool,
-) -> Decision:
-    """Decide subset overrides and shard numbers, once for all units.
-
-    With ``balance``, single documents move when a subset misses its share of the tokens.
-    """
-    if (decision := work.decision()) is not None:
-        return decision
-    folders = [(unit.folder, work.resolution_folder(unit.unit.number)) for unit in units]
-    # Documents of earlier generations keep their subset, and so do equal ones.
-    find_present_hashes = partial(base.find_present_hashes, work.out)
-    tokens = {name: base.tokens.get(name, 0) for name in SUBSETS}
-    for unit in dedup_counts:
-        for name, count in unit.subsets.items():
-            tokens[name] += count
-    total, shares = sum(tokens.values()), settings.membership.shares
-    if balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
-        overrides = _balance_shares(folders, settings, tokens, find_present_hashes)
-    else:
-        overrides = _fill_empty(dedup_counts, settings, base, find_present_hashes)
-    membership = settings.add_overrides(overrides)
-    shards, moved = [], []
-    counts = {name: base.shards.get(name, 0) for name in SUBSETS}
-    tokens = dict(base.tokens)
-    for number, (unit, (folder, resolution_folder)) in enumerate(zip(dedup_counts, folders, strict=True)):
-        shard_counts, subset_tokens = unit.shards, unit.subsets
-        if unit.moved or overrides:
-            is_moved = unit.moved
-            cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}
-            added = np.zeros(len(SUBSETS), np.int64)
-            for rows in iter_remaining_rows(folder, resolution_folder):
-                codes = membership.codes(rows)
-                is_moved |= bool((codes != settings.base_membership.codes(rows)).any())
-                added += _tokens_by_subset(rows, codes)
-                for code, name in enumerate(SUBSETS):
-                    cutters[name].cut(rows[codes == code])
-            if is_moved:
-                moved.append(number)
-                shard_counts = {name: cutter.shards for name, cutter in cutters.items()}
-                subset_tokens = dict(zip(SUBSETS, added.tolist(), strict=True))
-        shards.append({name: (counts[name], shard_counts[name]) for name in SUBSETS})
-        for name in SUBSETS:
-            counts[name] += shard_counts[name]
-            tokens[name] = tokens.get(name, 0) + subset_tokens[name]
-    override_names = {f"{value:032x}": name for value, name in overrides}
-    decision = Decision(override_names, shards, moved, tokens)
-    work.decide(decision)
-    return decision
-
-
-def _fill_empty(
-    dedup_counts: Sequence[UnitDedupCounts],
-    settings: ShardSettings,
-    base: BaseGenerations,
-    find_present_hashes: Callable[[Collection[int]], Collection[int]],
-) -> tuple[tuple[int, str], ...]:
-    """Choose the hashes that move so that no required subset is empty."""
-    smallest = SmallestHashes()
-    for unit in dedup_counts:
-        smallest.merge(unit.smallest)
-    missing_subsets = [name for name in settings.membership.list_required() if name not in base.nonempty_subsets]
-    return smallest.overrides(missing_subsets, find_present_hashes(smallest.hashes()) if missing_subsets else ())
-
-
-def _balance_shares(
-    folders: Sequence[tuple[Path, Path]],
-    settings: ShardSettings,
-    tokens: Mapping[str, int],
-    find_present_hashes: Callable[[Collection[int]], Collection[int]],
-) -> tuple[tuple[int, str], ...]:
-    """Choose the hashes that move so that subsets have their shares of the tokens."""
-    candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
-    for folder, resolution_folder in folders:
-        for rows in iter_remaining_rows(folder, resolution_folder):
-            codes = settings.base_membership.codes(rows)
-            for code, name in enumerate(SUBSETS):
-                subset_rows = rows[(codes == code) & (rows["subset"] == 0)]
-                candidates[name].add(subset_rows["hash"], subset_rows["length"])
-    groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
-    # Equal documents of earlier generations cannot change their subset.
-    fixed_hashes = {value for value, _ in settings.base_membership.overrides}
-    fixed_hashes |= set(find_present_hashes({group.hash for members in groups.values() for group in members}))
-    movable_groups = {
-        name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()
-    }
-    return tuple(balance_subsets(settings.membership.shares, tokens, movable_groups).items())
-
-
-def describe_long_documents(
-    units: Sequence[TokenizedUnit], dedup_counts: Sequence[UnitDedupCounts], rules: ReadRules, tokens_per_shard: int
-) -> str:
-    """Describe documents longer than a shard, with the position of the longest, or ""."""
-    count = sum(counts.long for counts in dedup_counts)
-    if not count:
-        return ""
-    number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
-    length, part, record, offset = dedup_counts[number].longest
-    longest_part, records_before = units[number].unit.parts[part], 0
-    bound = (units[number].unit.number, longest_part.start)
-    for unit in units[: number + 1]:
-        for other_part, facts in zip(unit.unit.parts, unit.facts.parts, strict=True):
-            if other_part.source.path == longest_part.source.path and (unit.unit.number, other_part.start) < bound:
-                records_before += facts.records
-    bad_record = BadRecord(record, offset, None, "", "")
-    record_name = format_record_name(longest_part.source, rules, records_before, bad_record)
-    documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
-    return (
-        f"{documents_phrase} longer than a shard ({tokens_per_shard:,} tokens, --tokens-per-shard), so some shards "
-        f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
-        "into smaller documents (--split-on paragraph)."
-    )
-
-
-def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:
-    """Yield the rows of a unit in bounded chunks; a preference pair is never split."""
-    path = folder / ROWS_NAME
-    with translate_read_errors(path), path.open("rb") as file:
-        while (rows := np.fromfile(file, ROW, _CHUNK_ROWS)).size:
-            if rows["side"][-1] == CHOSEN:
-                rows = np.concatenate([rows, np.fromfile(file, ROW, 1)])
-            yield rows
-
-
-def iter_remaining_rows(folder: Path, resolution_folder: Path) -> Iterator[NDArray[np.void]]:
-    """Yield the remaining rows of a unit in bounded chunks."""
-    for rows, reason_codes in iter_rows_with_reasons(folder, resolution_folder):
-        yield rows if reason_codes is None else rows[reason_codes == 0]
-
-
-def iter_rows_with_reasons(
-    folder: Path, resolution_folder: Path
-) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None]]:
-    """Yield the rows of a unit in chunks, each with the drop reason of every row.
-
-    A code is 0 for a kept row, else 1 plus the index in ``DROP_REASONS``. None means that all rows are kept.
-    """
-    for rows, reason_codes, _ in _iter_rows_with_drops(folder, _open_recorded_drops(resolution_folder / DROPPED_NAME)):
-        yield rows, reason_codes
-
-
-def _iter_rows_with_drops(
-    folder: Path, read_drops: _DropRangeReader | None
-) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
-    """Yield the same with the drops of each chunk, at most one per document."""
-    row_start, before, group = 0, (-1, -1), -1
-    for rows in iter_unit_rows(folder):
-        reason_codes, drops = None, np.zeros(0, DROPPED_ROW)
-        if read_drops is not None:
-            is_first = mark_first_of_records(rows, before)
-            firsts = np.where(is_first, np.arange(row_start, row_start + len(rows)), -1)
-            firsts[0] = max(int(firsts[0]), group)
-            firsts = np.maximum.accumulate(firsts)
-            drops = read_drops(int(firsts[0]), row_start + len(rows))
-            before, group = (int(rows["part"][-1]), int(rows["record"][-1])), int(firsts[-1])
-        if len(drops):
-            drop_indices = np.searchsorted(drops["number"], firsts)
-            drop_indices = np.minimum(drop_indices, len(drops) - 1)
-            is_dropped = drops["number"][drop_indices] == firsts
-            if is_dropped.any():
-                reason_codes = np.where(is_dropped, drops["reason"][drop_indices] + 1, 0).astype(np.uint8)
-        yield rows, reason_codes, drops
-        row_start += len(rows)

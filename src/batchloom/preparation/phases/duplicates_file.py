@@ -7,12 +7,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.append import BaseGenerations
 from batchloom.preparation.dedup.duplicate_search import DUPLICATE, get_document_ids
 from batchloom.preparation.dedup.near_duplicates import find_kept_documents, map_signatures
 from batchloom.preparation.dedup.sorted_keys import count_records, map_records
-from batchloom.preparation.phases.find_duplicates import DuplicateFiles, iter_duplicate_rows
-from batchloom.preparation.units.unit_files import ROW
+from batchloom.preparation.phases.base_generations import BaseGenerations
+from batchloom.preparation.phases.duplicate_pairs import iter_duplicate_rows
+from batchloom.preparation.phases.find_duplicates import DuplicateFiles
+from batchloom.preparation.units.unit_rows import ROW
 from batchloom.preparation.units.work_folder import ROWS_NAME, SIGNATURES_NAME, TokenizedUnit, WorkFolder
 from batchloom.store import map_provenance, map_signature_file, wrap_write_errors
 from batchloom.store.format import (

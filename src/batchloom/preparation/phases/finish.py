@@ -1,122 +1,48 @@
-"""End of a job: lengths, quarantine, tokenizer, report, manifest, move to OUT."""
+"""End of a job: lengths, tokenizer, quarantine, report and, last, the manifest."""
 
 import os
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
-from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.identity.processors import get_processor_state
-from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint, recipe_to_plain
-from batchloom.preparation.report.progress import PrepareResult, make_result
-from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
-from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
-from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.phases.job_report import make_job_report
+from batchloom.preparation.phases.job_results import JobResults, make_manifest, read_processor_state
+from batchloom.preparation.phases.prepare_notes import describe_dry_run
+from batchloom.preparation.report.progress import PrepareLog
+from batchloom.preparation.report.report import encode_report, write_report_page
+from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.unit_report import encode_quarantine_line
-from batchloom.preparation.units.units import combine_part_hashes
-from batchloom.preparation.units.work_folder import (
-    Decision,
-    JobIdentity,
-    PartCounts,
-    PartDedupCounts,
-    TokenizedUnit,
-    UnitDedupCounts,
-    WorkFolder,
-    read_bad_records,
-)
-from batchloom.sources.files import Source
+from batchloom.preparation.units.work_folder import WorkFolder, move_files, read_bad_records
 from batchloom.store import (
     MANIFEST_NAME,
     PAGE_NAME,
     REPORT_NAME,
     Manifest,
-    PartEntry,
     ShardEntry,
-    add_generation,
     encode_manifest,
     extend_manifest,
-    lock_store,
-    read_manifest,
     wrap_write_errors,
     write_file,
 )
 from batchloom.store.format import (
-    FORMAT_VERSION,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SUBSETS,
     TOKENIZER_NAME,
-    ProcessorEntry,
-    SourceEntry,
-    StoreCounts,
     SubsetEntry,
-    compute_checksum,
     format_generation_file_name,
-    make_tokenizer_entry,
     map_index,
     seal_manifest,
 )
-from batchloom.store.maintain import delete_stale_files
 from batchloom.store.write import LengthsWriter, make_folder, sync_folder
-from batchloom.tokens import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class JobResults:
-    """Results of all phases, from which the store is finished."""
-
-    recipe: Recipe
-    record_parsers: RecordParsers
-    sources: Sequence[Source]
-    # Newest generation of the store that is appended to.
-    base: Manifest | None
-    tokenizer: Tokenizer
-    dtype: str
-    units: Sequence[TokenizedUnit]
-    dedup_counts: Sequence[UnitDedupCounts]
-    decision: Decision
-    # Of each unit by subset; empty for a dry run.
-    shards: Sequence[dict[str, list[ShardEntry]]]
-    content: ReportContent
-
-    @property
-    def generation(self) -> int:
-        return 1 + (self.base.generation if self.base else 0)
-
-
-def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
-    """Fill the work store with all files but the report and the manifest."""
-    make_folder(work.store)
-    # Safe to repeat after a kill.
-    for unit, shards in zip(results.units, results.shards, strict=True):
-        for name in [name for name, entries in shards.items() if entries]:
-            make_folder(work.store / name)
-            if (folder := work.shards(unit.unit.number) / name).is_dir():
-                _move_files(folder, work.store / name)
-    subsets = {}
-    for name in SUBSETS:
-        entries = [entry for unit in results.shards for entry in unit[name]]
-        if entries:
-            subsets[name] = make_subset_entry(work.store / name, entries, results.generation)
-    write_file(work.store / TOKENIZER_NAME, read_regular_file(work.tokenizer_path))
-    if (processor := _read_processor_state(results.recipe)) is not None:
-        write_file(work.store / PROCESSOR_NAME, processor)
-    _write_quarantine(work, results)
-    return subsets
 
 
 def finish_store(
-    work: WorkFolder, results: JobResults, subsets: dict[str, SubsetEntry], report: PrepareReport
+    work: WorkFolder, results: JobResults, settings: RunSettings, log: PrepareLog, *, workers: int, resumed_units: int
 ) -> Manifest:
-    """Write the report into the work store and, last, the manifest; return that."""
+    """Complete the store in the work folder, the manifest last; return that."""
+    with log.time("finish"):
+        subsets = _collect_store(work, results)
+    report = make_job_report(results, work.out, settings, log, workers=workers, resumed_units=resumed_units)
     write_file(work.store / format_generation_file_name(REPORT_NAME, results.generation), encode_report(report))
     write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, results.generation))
     manifest = make_manifest(results, subsets)
@@ -125,107 +51,37 @@ def finish_store(
     return manifest
 
 
-def finish_plain_store(
-    store: Path, manifest: Manifest, tokenizer_state: Mapping[str, Any], report: Mapping[str, Any]
+def finish_dry_run(
+    work: WorkFolder, results: JobResults, settings: RunSettings, log: PrepareLog, *, workers: int, resumed_units: int
 ) -> Manifest:
-    """Write the files next to imported or synthetic shards; return the manifest."""
-    write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer_state))
-    write_file(store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    sealed = seal_manifest(manifest)
-    write_file(store / MANIFEST_NAME, encode_manifest(sealed))
-    return sealed
+    """Report what would be left out; return a manifest of which only counts are valid."""
+    report = make_job_report(results, work.out, settings, log, workers=workers, resumed_units=resumed_units)
+    write_file(work.path / REPORT_NAME, encode_report(report))
+    write_report_page(report, work.path / PAGE_NAME)
+    log.report([describe_dry_run(work.path / PAGE_NAME)])
+    manifest = make_manifest(results, {})
+    return manifest if results.base is None else extend_manifest(results.base, manifest)
 
 
-def make_plain_store(
-    out: Path,
-    job: JobIdentity,
-    find_differences: Callable[[Manifest], list[str]],
-    make: Callable[[WorkFolder], Manifest],
-) -> PrepareResult:
-    """Make a store without units, or return the finished one.
-
-    A stopped job starts over.
-
-    Args:
-        out: folder of the store.
-        job: identity of the job.
-        find_differences: lists how the job of a finished store differs from this one.
-        make: writes all files into the work folder, and returns the manifest.
-    """
-    began = time.perf_counter()
-    if (out / MANIFEST_NAME).exists():
-        manifest = read_manifest(out)
-        if differences := find_differences(manifest):
-            raise StoreConflictError(
-                f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
-                "delete that folder."
-            )
-        remove_leftover_work(out)
-        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_output_folder(out)
-    with WorkFolder(out) as work:
-        if not work.has_results():
-            work.clear()
-            work.begin(job)
-        elif work.job() != job:
-            raise StoreConflictError(
-                f"{out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-                "--out."
-            )
-        # Only the move into the folder was left of a job that was stopped then.
-        manifest = read_manifest(work.store) if work.complete else make(work)
-        move_store(work, manifest)
-    return make_result(out, manifest, seconds=time.perf_counter() - began)
-
-
-def collect_subsets(store: Path, shards: Mapping[str, list[ShardEntry]]) -> dict[str, SubsetEntry]:
-    """Make the entries of the subsets that have shards, and write their lengths files."""
-    return {name: make_subset_entry(store / name, entries) for name, entries in shards.items() if entries}
-
-
-def list_plain_differences(manifest: Manifest, plain: Mapping[str, Any]) -> list[str]:
-    """List the settings in which a plain recipe differs from that of a manifest."""
-    return [
-        f"{name}: {manifest.recipe.get(name)!r} -> {plain.get(name)!r}"
-        for name in sorted(manifest.recipe.keys() | plain.keys())
-        if manifest.recipe.get(name) != plain.get(name)
-    ]
-
-
-def _read_processor_state(recipe: Recipe) -> bytes | None:
-    """Return the encoded processor state of a recipe; None without media."""
-    media = recipe.reading.media
-    return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
-
-
-def move_store(work: WorkFolder, manifest: Manifest) -> None:
-    """Move the complete store to OUT, the manifest last; safe to repeat after a kill.
-
-    An appended store becomes the newest generation of the existing one.
-    """
-    if manifest.generation > 1:
-        add_generation(work.out, manifest, staged=work.store)
-        work.remove()
-        return
-    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
-        make_folder(work.out / folder.name)
-        _move_files(folder, work.out / folder.name)
-    _move_files(work.store, work.out)
-    with lock_store(work.out):
-        with wrap_write_errors(work.out):
-            (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
-        sync_folder(work.out)
-        # An abandoned job may have been killed while it moved its shards here.
-        delete_stale_files(work.out, manifest)
-    work.remove()
-
-
-def _move_files(folder: Path, target: Path) -> None:
-    with wrap_write_errors(target), os.scandir(folder) as scan:
-        for entry in sorted(scan, key=lambda entry: entry.name):
-            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(PARTIAL_SUFFIX):
-                os.replace(entry.path, target / entry.name)  # noqa: PTH105
-    sync_folder(target)
+def _collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
+    """Fill the work store with all files but the report and the manifest."""
+    make_folder(work.store)
+    # Safe to repeat after a kill.
+    for unit, shards in zip(results.units, results.shards, strict=True):
+        for name in [name for name, entries in shards.items() if entries]:
+            make_folder(work.store / name)
+            if (folder := work.shards(unit.unit.number) / name).is_dir():
+                move_files(folder, work.store / name)
+    subsets = {}
+    for name in SUBSETS:
+        entries = [entry for unit in results.shards for entry in unit[name]]
+        if entries:
+            subsets[name] = make_subset_entry(work.store / name, entries, results.generation)
+    write_file(work.store / TOKENIZER_NAME, read_regular_file(work.tokenizer_path))
+    if (processor := read_processor_state(results.recipe)) is not None:
+        write_file(work.store / PROCESSOR_NAME, processor)
+    _write_quarantine(work, results)
+    return subsets
 
 
 def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
@@ -245,91 +101,6 @@ def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int =
         shards=tuple(entries),
         sums=header_checksum,
     )
-
-
-def _iter_parts(results: JobResults) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
-    for tokenized_unit, unit_dedup_counts in zip(results.units, results.dedup_counts, strict=True):
-        for part, counts, part_dedup_counts in zip(
-            tokenized_unit.unit.parts, tokenized_unit.facts.parts, unit_dedup_counts.parts, strict=True
-        ):
-            yield part.source, counts, part_dedup_counts
-
-
-def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manifest:
-    """Make the manifest of a job; of a dry run (no subsets) only the counts are valid."""
-    dropped: Counter[str] = Counter()
-    for _, part, dedup_counts in _iter_parts(results):
-        dropped.update(part.dropped)
-        dropped.update(dedup_counts.dropped)
-        dropped["empty"] += part.empty
-    tokenizer, processor = results.tokenizer, None
-    if (data := _read_processor_state(results.recipe)) is not None:
-        state = msgspec.json.decode(data)
-        processor = ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        generation=1,
-        dtype=results.dtype,
-        tokenizer=make_tokenizer_entry(tokenizer),
-        recipe=recipe_to_plain(results.recipe),
-        recipe_fingerprint=compute_recipe_fingerprint(results.recipe),
-        counts=StoreCounts(
-            records=sum(part.records for _, part, _ in _iter_parts(results)),
-            documents=sum(unit_dedup_counts.documents for unit_dedup_counts in results.dedup_counts),
-            tokens=sum(dedup_counts.tokens for dedup_counts in results.dedup_counts),
-            quarantined=sum(part.bad for _, part, _ in _iter_parts(results)),
-            dropped={reason: count for reason, count in sorted(dropped.items()) if count},
-            further=sum(part.further for _, part, _ in _iter_parts(results)),
-            truncated=sum(part.truncated for _, part, _ in _iter_parts(results)),
-        ),
-        subsets=subsets,
-        subset_overrides=results.decision.overrides,
-        sources=_make_source_entries(results),
-        processor=processor,
-    )
-
-
-def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
-    added = "absent" if results.tokenizer.bos_id is None else "added"
-    entries = []
-    for source, parts in _group_parts(results):
-        record_parser, settings = results.record_parsers.get_parser(source), results.recipe.source(source.input)
-        entries.append(
-            SourceEntry(
-                name=source.name,
-                kind=source.kind,
-                bytes=source.size,
-                hash=combine_part_hashes([counts.hash for counts, _ in parts]),
-                documents=sum(dedup_counts.documents for _, dedup_counts in parts),
-                tokens=sum(dedup_counts.tokens for _, dedup_counts in parts),
-                bos=added if record_parser.ended else "present",
-                end="added" if record_parser.ended else "present",
-                parts=tuple(PartEntry(counts.start, counts.stop, counts.records) for counts, _ in parts),
-                detected=record_parser.detected,
-                conversations=record_parser.templated,
-                preferences=record_parser.objective,
-                revision=source.revision,
-                dataset=settings.name or "",
-                weight=None if settings.weight is None else float(settings.weight),
-                damage=next((counts.damage for counts, _ in parts if counts.damage), ""),
-            )
-        )
-    return tuple(entries)
-
-
-def _group_parts(results: JobResults) -> Iterator[tuple[Source, list[tuple[PartCounts, PartDedupCounts]]]]:
-    """Yield every source with its parts; the units hold them in the same order."""
-    groups = groupby(_iter_parts(results), key=lambda part: part[0].path)
-    path, group = next(groups, ("", iter(())))
-    for source in results.sources:
-        parts = []
-        # A source without bytes has no parts.
-        if source.path == path:
-            parts = [(counts, dedup_counts) for _, counts, dedup_counts in group]
-            path, group = next(groups, ("", iter(())))
-        yield source, parts
-    if path:
-        raise AssertionError(f"the parts of {path} are out of order")
 
 
 def _write_quarantine(work: WorkFolder, results: JobResults) -> None:

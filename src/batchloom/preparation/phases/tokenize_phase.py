@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final, get_args
+from typing import Any, final
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import DamagedFileError, InputMissingError
@@ -12,6 +11,7 @@ from batchloom.core.wording import format_count
 from batchloom.preparation.documents.encoded_batch import ROUNDED_WEIGHTS, UNTRAINED_RULE
 from batchloom.preparation.listing.input_listing import describe_exclusion, is_named, leave_out_unfit
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
+from batchloom.preparation.phases.unit_names import SegmentSearch
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.unit_report import UnitReportMerger
@@ -23,36 +23,14 @@ from batchloom.preparation.units.units import (
     UnitProgress,
     UnitTask,
     UnusableError,
-    WorkerStage,
 )
-from batchloom.preparation.units.work_folder import (
-    Alteration,
-    ExcludedRecords,
-    TokenizedUnit,
-    UnitFacts,
-    WorkFolder,
-    read_unit_facts,
-)
+from batchloom.preparation.units.work_folder import Alteration, TokenizedUnit, UnitFacts, WorkFolder, read_unit_facts
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
-from batchloom.sources import (
-    ReadRules,
-    SourceListing,
-    format_record_name,
-    make_bad_record_error,
-)
+from batchloom.sources import ReadRules, SourceListing, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 
 # Damaged files that are named when they are met; all are listed at the end.
 _MAX_NOTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentSearch:
-    """Search for repeated lines or paragraphs: files and excluded records by unit."""
-
-    key_files: list[Path]
-    excluded: list[ExcludedRecords]
-    folder: Path
 
 
 @final
@@ -158,7 +136,7 @@ class TokenizePhase:
                 path,
                 self._work.attempt,
                 excluded=excluded,
-                segment_keys=True,
+                repeat_unit=segments.repeat_unit,
             )
             for unit, path, excluded in zip(self._units, segments.key_files, segments.excluded, strict=True)
             if not path.exists()
@@ -210,8 +188,7 @@ class TokenizePhase:
         if is_new and len(self._damaged_names) <= _MAX_NOTED:
             self._log.note(f"{damaged.reason} The work goes on without it.")
         self._forget_progress(number)
-        for stage in get_args(WorkerStage):
-            self._crash_tracker.record_marker(number, CrashMarker(stage, None))
+        self._crash_tracker.clear_markers(number)
 
     def _forget_progress(self, number: int) -> None:
         progress = self._progress_by_unit.pop(number, UnitProgress())

@@ -1,7 +1,7 @@
 """Setup of the workers of a job."""
 
-import importlib.metadata
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.core.process_state import relax_gc
 from batchloom.preparation.documents.encode_chat import ChatEncoder
@@ -18,57 +17,19 @@ from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
-from batchloom.preparation.identity.recipe_identity import compute_recipe_fingerprint
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
 from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.settings.run_settings import ExecutionSettings
 from batchloom.preparation.units.units import UnitTask
-from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
+from batchloom.preparation.units.work_folder import translate_read_errors
+from batchloom.preparation.workers.executor_choice import runs_inline
+from batchloom.preparation.workers.fork_server import ForkServer
+from batchloom.preparation.workers.package_versions import check_versions
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
-from batchloom.text import CleanStep, TextCleaner, get_step_packages
+from batchloom.text import CleanStep, TextCleaner
 from batchloom.tokens import EncodingEngine, Tokenizer, apply_engine, restore_tokenizer
-
-_VERSIONED_PACKAGES = ("batchloom", "fastokens", "splintr-rs", "tokenizers")
-
-
-def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """Return the installed versions by package; empty for a missing one."""
-    return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
-
-
-def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
-    """Return everything but the inputs that decides a unit's files, as plain values."""
-    return {
-        "version": WORK_VERSION,
-        "recipe": compute_recipe_fingerprint(recipe),
-        "constants": list(constants),
-        "tokenizer": [tokenizer.fingerprint, tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note],
-        "versions": collect_versions(recipe.reading.clean),
-    }
-
-
-def check_versions(expected: Mapping[str, str]) -> None:
-    """Raise WorkerError if packages differ from those of the coordinator."""
-    installed_versions = {name: _get_installed_version(name) for name in expected}
-    differing = [
-        f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"
-        for name, version in expected.items()
-        if installed_versions[name] != version
-    ]
-    if differing:
-        raise WorkerError(
-            f"A worker has {', '.join(differing)}: it would write other bytes. Install the same versions on every "
-            "node, then give the same command again to resume."
-        )
-
-
-@lru_cache(maxsize=64)
-def _get_installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -157,8 +118,22 @@ def make_task_function(context: EncodeContext) -> TaskFunction:
     def run_phase_task(task: Any, send_message: MessageCallback) -> Any:
         with relax_gc():
             if isinstance(task, UnitTask):
-                read_unit = write_segment_keys if task.segment_keys else tokenize_unit
-                return read_unit(task, context, send_message)
+                if task.repeat_unit is None:
+                    return tokenize_unit(task, context, send_message)
+                return write_segment_keys(task, task.repeat_unit, context, send_message)
             return task()
 
     return run_phase_task
+
+
+@contextlib.contextmanager
+def start_server(execution: ExecutionSettings, workers: int) -> Iterator[ForkServer | None]:
+    """Run the process that workers are forked from; None if none are.
+
+    It imports modules while this process does other work.
+    """
+    if execution.engine != "pool" or runs_inline(execution, workers):
+        yield None
+        return
+    with ForkServer(__name__) as server:
+        yield server

@@ -3,9 +3,10 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, final
@@ -78,14 +79,17 @@ class PrepareLog:
     """Notes and durations of a run.
 
     Attributes:
-        began: time of the start, as ``time.perf_counter`` returns it.
+        started: time of the start, in UTC.
+        began: the same, as ``time.perf_counter`` returns it.
         listener: receives notes and progress.
         notes: all notes so far.
         seconds: duration of each phase.
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.began, self.listener = time.perf_counter(), listener
+        self.started = datetime.now(UTC)
+        self.began = time.perf_counter()
+        self.listener = listener
         self.notes: list[str] = []
         self.seconds: dict[str, float] = {}
 
@@ -96,15 +100,17 @@ class PrepareLog:
 
     def note(self, text: str) -> None:
         """Report a note."""
-        self._report(Note(text))
+        self.report([Note(text)])
 
     def add_warning(self, text: str) -> None:
         """Report a difference from what was asked for."""
-        self._report(Note(text, is_warning=True))
+        self.report([Note(text, is_warning=True)])
 
-    def _report(self, note: Note) -> None:
-        self.notes.append(note.text)
-        self.listener(note)
+    def report(self, notes: Iterable[Note]) -> None:
+        """Report several notes."""
+        for note in notes:
+            self.notes.append(note.text)
+            self.listener(note)
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:

@@ -153,7 +153,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
         resumed_units: number of units that earlier runs did.
         notes: notes that were reported.
         workers: number of workers.
-        crew: kind of executor: ``in-process``, ``pool`` or ``ray``.
+        executor: kind: ``in-process``, ``pool`` or ``ray``.
         dry_run: whether nothing was written.
         settings: settings of the recipe, as in a recipe file.
         counts: counts of these documents alone, as in a manifest.
@@ -176,7 +176,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
     resumed_units: int = 0
     notes: list[str] = []
     workers: int = 1
-    crew: str = "in-process"
+    executor: str = "in-process"
     dry_run: bool = False
     settings: dict[str, Any] = {}
     counts: StoreCounts = StoreCounts(0, 0, 0, 0, {})
@@ -196,7 +196,7 @@ def build_content(
     Args:
         units: merged report of all units.
         after: steps after those of the units, in order (``dedup``, ``write``).
-        duplicates: pairs of sources, from ``DuplicatePairCounter.list_pairs`` of ``find_duplicates.py``.
+        duplicates: pairs of sources, from ``DuplicatePairCounter.list_pairs`` of ``duplicate_pairs.py``.
         duplicates_rest: totals of pairs that are already omitted.
     """
     reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})
@@ -500,7 +500,7 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
         *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
         ("started", report.started),
         ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),
-        ("workers", f"{report.workers:,} ({report.crew})"),
+        ("workers", f"{report.workers:,} ({report.executor})"),
         ("units of work", _format_units(report)),
         ("peak memory", format_size(report.peak_memory_bytes)),
         ("fingerprint of the recipe", report.recipe_fingerprint),

@@ -34,7 +34,7 @@ TimedStage = Literal[
     "encode",
     "write temporary files",
     "find duplicates",
-    "settle",
+    "resolve duplicates",
     "write shards",
     "finish",
 ]

@@ -16,6 +16,7 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, WorkerError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.document_facts import make_snippet
 from batchloom.preparation.settings.run_settings import UNIT_BYTES
 from batchloom.preparation.units.unit_report import ReasonCounts
@@ -154,13 +155,13 @@ class UnitTask:
 
     Attributes:
         unit: parts to read.
-        output_path: final folder of its temporary files; of ``segment_keys`` the key file.
+        output_path: final folder of its temporary files; with ``repeat_unit`` the key file.
         attempt: suffix that keeps the files of this attempt apart from those of other attempts.
         suspected_ranges: record ranges (first, last) in which a worker died; processed in small batches, so
             that the next death narrows them down.
         excluded: records to skip, each with the reason.
         repeated: files that list repeated lines or paragraphs.
-        segment_keys: only write the keys of its lines or paragraphs.
+        repeat_unit: only write the keys of its lines or paragraphs; None to tokenize it.
     """
 
     unit: Unit
@@ -169,7 +170,7 @@ class UnitTask:
     suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
-    segment_keys: bool = False
+    repeat_unit: RepeatUnit | None = None
 
 
 class UnusableError(InputError):
@@ -312,6 +313,10 @@ class CrashTracker:
             stages.pop(marker.stage, None)
         else:
             stages[marker.stage] = marker.in_hand
+
+    def clear_markers(self, number: int) -> None:
+        """Forget the records in flight; earlier deaths still count."""
+        self._in_hand.pop(number, None)
 
     def forget_unit(self, number: int) -> None:
         self._in_hand.pop(number, None)

@@ -17,11 +17,13 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, StoreConflictError
 from batchloom.core.files import (
     JSON_DECODE_ERRORS,
+    PARTIAL_SUFFIX,
     describe_os_error,
     lock_exclusively,
     open_regular_file,
     read_regular_file,
 )
+from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation.units.unit_report import UnitReport
 from batchloom.preparation.units.units import RecordPosition, Unit
 from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file
@@ -46,6 +48,9 @@ FACTS_NAME = "unit.json"
 DEDUP_COUNTS_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
+# Files of the job.
+DECISION_NAME = "decision.json"
+EXCLUDED_NAME = "excluded.json"
 # Folder of inputs that can be read only once, with one subfolder per run.
 SPOOL_NAME = "spool"
 # Suffixes of keys, of duplicates, and of documents dropped as near duplicates.
@@ -233,6 +238,15 @@ def move_into_place(folder: Path, destination: Path) -> bool:
     return first
 
 
+def move_files(folder: Path, target: Path) -> None:
+    """Move the complete files of a folder, except for a manifest; safe to repeat."""
+    with wrap_write_errors(target), os.scandir(folder) as scan:
+        for entry in sorted(scan, key=lambda entry: entry.name):
+            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(PARTIAL_SUFFIX):
+                Path(entry.path).replace(target / entry.name)
+    sync_folder(target)
+
+
 @contextlib.contextmanager
 def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
     """Yield the path of this attempt's file, and move it into place on success."""
@@ -245,17 +259,17 @@ def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
 
 def read_unit_facts(folder: Path) -> UnitFacts | None:
     """Read the facts of a unit; None if it is not tokenized yet."""
-    return _read_json(folder / FACTS_NAME, UnitFacts)
+    return read_json(folder / FACTS_NAME, UnitFacts)
 
 
 def read_unit_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
     """Read a unit's shards by subset; None if they are not written yet."""
-    return _read_json(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
+    return read_json(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
 
 
 def read_dedup_counts(folder: Path) -> UnitDedupCounts | None:
     """Read the dedup counts of a unit; None if its duplicates are not resolved yet."""
-    return _read_json(folder / DEDUP_COUNTS_NAME, UnitDedupCounts)
+    return read_json(folder / DEDUP_COUNTS_NAME, UnitDedupCounts)
 
 
 def read_bad_records(folder: Path) -> Iterator[tuple[int, BadRecord]]:
@@ -266,7 +280,8 @@ def read_bad_records(folder: Path) -> Iterator[tuple[int, BadRecord]]:
             yield msgspec.json.decode(line, type=tuple[int, BadRecord])
 
 
-def _read_json(path: Path, kind: type[T]) -> T | None:
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Read a file of a work folder; None if it does not exist."""
     with translate_read_errors(path):
         try:
             return msgspec.json.decode(read_regular_file(path), type=kind)
@@ -291,6 +306,8 @@ class WorkFolder:
     Attributes:
         path: ``OUT/.work``.
         store: work store, which is moved to ``OUT`` when complete.
+        duplicates: folder of the search for duplicates.
+        tokenizer_path: file of the job's tokenizer.
         attempt: suffix that keeps the unfinished files of this run apart from those of other runs.
 
     Raises:
@@ -301,6 +318,8 @@ class WorkFolder:
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out / WORK_NAME
         self.store = self.path / "store"
+        self.duplicates = self.path / "duplicates"
+        self.tokenizer_path = self.path / TOKENIZER_NAME
         # Unique per run, so that leftovers of an earlier run never collide.
         self.attempt = f"{time.time_ns():x}"
         self._made_out = not out.exists()
@@ -359,16 +378,12 @@ class WorkFolder:
     def segment_keys_path(self, identity: str) -> Path:
         return self.path / "pieces" / f"{identity}{KEYS_SUFFIX}"
 
-    @property
-    def duplicates(self) -> Path:
-        return self.path / "duplicates"
-
-    def follow(self, units: str) -> bool:
+    def follow(self, names: Sequence[str]) -> bool:
         """Delete all later results if other units made them; return whether any existed.
 
-        Units are named after everything that decides their documents (``units`` is the fingerprint of the names),
-        later results only by unit number.
+        Units are named after everything that decides their documents, later results only by unit number.
         """
+        units = fingerprint(names)
         note = self.path / "followed"
         with wrap_write_errors(self.path):
             if note.exists() and read_regular_file(note) == units.encode():
@@ -377,7 +392,7 @@ class WorkFolder:
             self._drop_unusable()
             for name in ("store", "shards", "kept", "duplicates"):
                 _delete_folder(self.path / name)
-            (self.path / "decision.json").unlink(missing_ok=True)
+            (self.path / DECISION_NAME).unlink(missing_ok=True)
         write_file(note, units.encode())
         return decided
 
@@ -394,36 +409,18 @@ class WorkFolder:
                         path.unlink()
 
     def job(self) -> JobIdentity | None:
-        return _read_json(self.path / "job.json", JobIdentity)
+        return read_json(self.path / "job.json", JobIdentity)
 
     def begin(self, job: JobIdentity) -> None:
         write_file(self.path / "job.json", _encode_job(job))
 
-    @property
-    def tokenizer_path(self) -> Path:
-        return self.path / TOKENIZER_NAME
-
     def tokenizer_state(self) -> dict[str, Any] | None:
         """Return the state of the job's tokenizer; None if it is not chosen yet."""
-        return _read_json(self.tokenizer_path, dict)
+        return read_json(self.tokenizer_path, dict)
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Store the tokenizer, so that a resumed run uses the same one."""
         write_file(self.tokenizer_path, encode_state(tokenizer))
-
-    def read_excluded(self) -> dict[str, ExcludedRecords]:
-        return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}
-
-    def exclude(self, identity: str, excluded: ExcludedRecords) -> None:
-        """Store the excluded records of a unit, so that a resumed run excludes them, too."""
-        excluded_by_unit = {**self.read_excluded(), identity: excluded}
-        write_file(self.path / "excluded.json", msgspec.json.encode(excluded_by_unit))
-
-    def decision(self) -> Decision | None:
-        return _read_json(self.path / "decision.json", Decision)
-
-    def decide(self, decision: Decision) -> None:
-        write_file(self.path / "decision.json", msgspec.json.encode(decision))
 
     @property
     def complete(self) -> bool:

@@ -18,7 +18,8 @@ from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.preparation.documents.document_facts import split_digests
-from batchloom.preparation.units.unit_files import concatenate_ranges
+from batchloom.preparation.report.report import ReportedSource
+from batchloom.preparation.units.unit_rows import concatenate_ranges
 from batchloom.sources import STORE_MARKER_NAME
 from batchloom.store import map_file
 from batchloom.store.format import LossMask, LossWeights, map_mask, map_weights
@@ -524,3 +525,11 @@ class VocabularyCheck:
             f"{self._whose} has ids 0 to {self._vocab_size - 1:,}. Name the tokenizer that made them with "
             "--tokenizer, or the size of its vocabulary with --vocab-size; a wrong --dtype also gives wrong ids."
         )
+
+
+def make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedSource]:
+    """Return the inputs as the report holds them."""
+    return [
+        ReportedSource(token_input.name, str(token_input.path.resolve()), token_input.size, token_input.mtime_ns)
+        for token_input in token_inputs
+    ]

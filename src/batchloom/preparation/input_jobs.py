@@ -1,0 +1,230 @@
+"""Jobs of listed inputs: a new store, or the next generation of a store."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from batchloom.core.errors import DamagedFileError, InputError, SchemaError, StoreConflictError, TooManyBadRecordsError
+from batchloom.core.process_state import pause_gc
+from batchloom.preparation.append import check_same_recipe, read_base_manifest, read_tokenizer_state, select_new_inputs
+from batchloom.preparation.documents.record_parsers import RecordParsers
+from batchloom.preparation.listing.input_listing import is_named, leave_out_unfit
+from batchloom.preparation.phases import prepare_notes
+from batchloom.preparation.prepare_run import PrepareRun
+from batchloom.preparation.report.progress import PrepareLog, PrepareResult, make_result, subtract_base
+from batchloom.preparation.report.report import PrepareReport
+from batchloom.preparation.request.recipe_choice import PrepareRequest
+from batchloom.preparation.rerun import RequestedJob
+from batchloom.preparation.resumable_job import run_job
+from batchloom.preparation.settings.recipe import Recipe, count_allowed_bad
+from batchloom.preparation.settings.run_settings import RunSettings
+from batchloom.preparation.units.work_folder import WorkFolder
+from batchloom.sources import SourceListing, prefetch_sources
+from batchloom.sources.files import Source, Spool
+from batchloom.store import Manifest, read_manifest
+from batchloom.store.format import QUARANTINE_NAME, SMALL_FILE_LIMIT
+
+# Minimum size of an input file's manifest entry, in bytes.
+_MIN_ENTRY_BYTES = 240
+
+
+def make_store(
+    request: PrepareRequest,
+    out: Path,
+    listing: SourceListing,
+    spool: Spool,
+    settings: RunSettings,
+    log: PrepareLog,
+    report: PrepareReport | None = None,
+) -> PrepareResult:
+    """Make the store of listed inputs, append them to it, or return the finished one.
+
+    ``report`` is that of the existing store.
+    """
+    base = read_base_manifest(out) if settings.append else None
+    if base is not None:
+        append_job = AppendJob(request, out, listing, spool, settings, log, base)
+        return subtract_base(run_job(append_job, out, base=base.generation, dry_run=settings.dry_run), base)
+    if settings.append:
+        listing = replace(listing, notes=(*listing.notes, prepare_notes.describe_first_append(out, request.recipe)))
+    job = PrepareJob(request, out, listing, spool, settings, log, report)
+    return run_job(job, out, dry_run=settings.dry_run)
+
+
+@final
+class PrepareJob:
+    """Job of a new store; ``report`` is that of the finished store, if there is one."""
+
+    def __init__(
+        self,
+        request: PrepareRequest,
+        out: Path,
+        listing: SourceListing,
+        spool: Spool,
+        settings: RunSettings,
+        log: PrepareLog,
+        report: PrepareReport | None,
+    ) -> None:
+        self._request, self._out, self._listing, self._spool = request, out, listing, spool
+        self._settings, self._log, self._report = settings, log, report
+
+    def find_finished(self) -> PrepareResult | None:
+        """Return the result of the store that this job has made; None without a store."""
+        try:
+            return self._find_finished(self._listing)
+        except StoreConflictError:
+            # A finished store lacks the files that were left out when it was made: it is compared without them.
+            parsers = RecordParsers(self._request.recipe, self._settings.limits)
+            unfit = []
+            with contextlib.suppress(InputError):
+                unfit = _find_unfit(self._listing.sources, parsers, self._request.recipe)
+            if not unfit:
+                raise
+            fitting = leave_out_unfit(self._listing, unfit, self._request.recipe)
+        self._log.report(prepare_notes.describe_listing(fitting))
+        return self._find_finished(fitting)
+
+    def _find_finished(self, listing: SourceListing) -> PrepareResult | None:
+        request, out = self._request, self._out
+        with pause_gc():
+            job = RequestedJob(request.recipe, listing, request.tokenizer_state, self._settings.hash_inputs)
+            manifest = job.find_finished_store(out, self._report)
+        if manifest is None:
+            return None
+        _check_bad_records(manifest, request.recipe, out)
+        notes: tuple[str, ...] = ()
+        damage = {entry.name: entry.damage for entry in manifest.sources if entry.damage}
+        left_out = [source for source in listing.sources if source.name in damage]
+        if damaged := [(source, DamagedFileError(damage[source.name])) for source in left_out]:
+            fitting = leave_out_unfit(listing, damaged, request.recipe)
+            self._log.report(prepare_notes.describe_listing(fitting))
+            notes = fitting.notes
+        return make_result(
+            out,
+            manifest,
+            engine_note=self._report.engine_note if self._report else "",
+            seconds=self._log.elapsed,
+            already_done=True,
+            notes=notes,
+        )
+
+    def begin(self, work: WorkFolder) -> PrepareRun:
+        """Begin or resume, without the files that cannot be read."""
+        self._spool.sweep()
+        _check_input_count(len(self._listing.sources))
+        self._log.report(prepare_notes.describe_listing(self._listing))
+        recipe = self._request.recipe
+        parsers = RecordParsers(recipe, self._settings.limits)
+        listing = self._listing
+        if unfit := _find_unfit(listing.sources, parsers, recipe):
+            listing = leave_out_unfit(listing, unfit, recipe)
+            self._log.report(prepare_notes.describe_listing(listing))
+        run = PrepareRun(work, self._request, listing, self._settings, self._log, parsers)
+        run.begin()
+        return run
+
+
+@final
+class AppendJob:
+    """Job of the next generation of a store; ``base`` is the manifest of the newest."""
+
+    def __init__(
+        self,
+        request: PrepareRequest,
+        out: Path,
+        listing: SourceListing,
+        spool: Spool,
+        settings: RunSettings,
+        log: PrepareLog,
+        base: Manifest,
+    ) -> None:
+        check_same_recipe(request.recipe, base, out, request.tokenizer_state)
+        self._request, self._out, self._spool = request, out, spool
+        self._settings, self._log, self._base = settings, log, base
+        self._parsers = RecordParsers(request.recipe, settings.limits)
+        self._listing = self._select_inputs(listing)
+
+    def _select_inputs(self, listing: SourceListing) -> SourceListing:
+        """Select the inputs that are new and can be read."""
+        recipe = self._request.recipe
+        new_inputs = select_new_inputs(listing, self._base, self._out, hashed=self._settings.hash_inputs)
+        unfit = _find_unfit(new_inputs.sources, self._parsers, recipe)
+        if not unfit:
+            return new_inputs
+        # All inputs, and not only the new ones, decide whether too many cannot be read.
+        fitting = leave_out_unfit(listing, unfit, recipe)
+        names = {source.name for source, _ in unfit}
+        return replace(
+            new_inputs,
+            sources=tuple(source for source in new_inputs.sources if source.name not in names),
+            notes=(*new_inputs.notes, *fitting.notes),
+            warnings=(*new_inputs.warnings, *fitting.warnings),
+        )
+
+    def find_finished(self) -> PrepareResult | None:
+        """Return the result of the store if it holds all inputs, else None.
+
+        Raises:
+            StoreConflictError: the store has another generation by now.
+        """
+        if (newest := read_manifest(self._out).generation) != self._base.generation:
+            raise StoreConflictError(
+                f"{self._out} has become generation {newest} since this run looked at it; give the command again."
+            )
+        if self._listing.sources:
+            return None
+        self._log.report(prepare_notes.describe_listing(self._listing))
+        return make_result(
+            self._out, self._base, seconds=self._log.elapsed, already_done=True, notes=self._listing.notes
+        )
+
+    def begin(self, work: WorkFolder) -> PrepareRun:
+        """Begin or resume, with the store's tokenizer."""
+        self._spool.sweep()
+        _check_input_count(len(self._listing.sources) + len(self._base.sources))
+        self._log.report(prepare_notes.describe_listing(self._listing))
+        request = replace(self._request, tokenizer_state=read_tokenizer_state(self._out))
+        run = PrepareRun(work, request, self._listing, self._settings, self._log, self._parsers, self._base)
+        run.begin()
+        return run
+
+
+def _find_unfit(
+    sources: Sequence[Source], record_parsers: RecordParsers, recipe: Recipe
+) -> list[tuple[Source, InputError]]:
+    """Return files of folders and archives that are damaged or fit no schema.
+
+    Raises:
+        DamagedFileError: a file that an input names is damaged.
+        SchemaError: a file that an input names fits none.
+    """
+    unfit: list[tuple[Source, InputError]] = []
+    for source in prefetch_sources(sources, lambda item: item):
+        try:
+            record_parsers.get_parser(source)
+        except (DamagedFileError, SchemaError) as error:
+            if is_named(source, recipe):
+                raise
+            unfit.append((source, error))
+    return unfit
+
+
+def _check_input_count(files: int) -> None:
+    """Raise, before any work, if the manifest would be too large to read."""
+    if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
+        raise InputError(
+            f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which cannot be read. "
+            "Write the inputs as records of JSON Lines files, or make several stores."
+        )
+
+
+def _check_bad_records(manifest: Manifest, recipe: Recipe, out: Path) -> None:
+    """Raise if a finished store was made of more bad records than are allowed now."""
+    bad, records = manifest.counts.quarantined, manifest.counts.records
+    if bad > count_allowed_bad(recipe.max_bad, records):
+        raise TooManyBadRecordsError(
+            f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
+            f"allows; they are listed in {out / QUARANTINE_NAME}. Fix the input, or give its --max-bad."
+        )
