@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
 from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
-from batchloom.batches.loading import loader_data, pool_tables as tables_module
+from batchloom.batches.loading import announcements, pool_tables as tables_module
 from batchloom.batches.producer_thread import PrefetchIterator
 from batchloom.testing import write_store
 from processes import run_python
@@ -311,7 +311,7 @@ def test_documents_left_out_are_logged_once_by_rank_0(tmp_path, caplog, overlong
 
 
 def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(loader_data, "_MAX_INLINE_COUNT", 3)
+    monkeypatch.setattr(announcements, "_MAX_INLINE_COUNT", 3)
     store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
     iterator = iter(make_loader(store, seq_len=8, global_batch_size=1, overlong="drop"))
     next(iterator)

@@ -267,7 +267,7 @@ BATCHES = (
     # In a mixture every span of a cut document has the tokens and the mask of the document's beginning.
     Mutant(
         "mixture-mask-of-the-first-span",
-        "batches/loading/loader_data.py",
+        "batches/loading/combined_store.py",
         "arrays = read(documents[indices] - self._firsts[number], starts[indices], lengths[indices])",
         "arrays = read(documents[indices] - self._firsts[number], 0 * starts[indices], lengths[indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
@@ -283,7 +283,7 @@ BATCHES = (
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
-        "batches/loading/loader_data.py",
+        "batches/loading/combined_store.py",
         "highest_id < store.vocab_size:",
         "highest_id <= store.vocab_size:",
         ("store/test_remote_stores.py", "batches/test_loader.py"),

@@ -23,9 +23,9 @@ from .isolation import (
     measure_batch_leakage as measure_batch_leakage,
     measure_leakage as measure_leakage,
 )
+from .loading.combined_store import get_token_reader as get_token_reader
 from .loading.document_rows import DocumentRows as DocumentRows
 from .loading.loader import Loader as Loader, check_text_only as check_text_only
-from .loading.loader_data import get_token_reader as get_token_reader
 from .loading.rank_share import (
     RowCosts as RowCosts,
     find_world as find_world,

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
 from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.background import BackgroundThread
+from batchloom.batches.loading.combined_store import is_replicated
 from batchloom.batches.loading.loader import Loader
-from batchloom.batches.loading.loader_data import is_replicated
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems

@@ -1,11 +1,10 @@
-from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
-from .loader_data import (
-    check_next_token_objective as check_next_token_objective,
-    get_first_store as get_first_store,
+from .combined_store import (
     get_token_reader as get_token_reader,
     is_replicated as is_replicated,
     read_trained as read_trained,
 )
+from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
+from .loader_plans import check_next_token_objective as check_next_token_objective, get_first_store as get_first_store
 from .pool_tables import (
     MAX_INLINE_POOLS as MAX_INLINE_POOLS,
     get_open_store as get_open_store,

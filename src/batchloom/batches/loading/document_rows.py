@@ -11,8 +11,9 @@ import numpy as np
 from batchloom.batches.assembly.array_filling import Ids
 from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, assemble_rows
 from batchloom.batches.assembly.device import to_torch
+from batchloom.batches.loading.combined_store import CombinedStore, get_token_reader, list_stores
 from batchloom.batches.loading.loader import Loader
-from batchloom.batches.loading.loader_data import CombinedStore, get_token_reader, list_stores, make_stream_media
+from batchloom.batches.loading.loader_media import make_stream_media
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.medium import MEDIUM_KINDS

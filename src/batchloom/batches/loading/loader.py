@@ -32,26 +32,28 @@ from batchloom.batches.assembly.batch_spec import (
     refuse_other_types,
 )
 from batchloom.batches.assembly.device import StagedBatch, make_stager
-from batchloom.batches.loading.loader_data import (
-    CombinedStore,
-    LoaderData,
+from batchloom.batches.loading.announcements import (
     announce_left_out,
     announce_loss_weights,
     announce_split_conversations,
     announce_unused_weights,
-    check_edit_keeps_media,
-    check_generation,
-    check_id_range,
     count_left_out,
-    describe_data_source,
-    find_tokenizer_source,
+)
+from batchloom.batches.loading.combined_store import (
+    CombinedStore,
+    check_id_range,
     get_token_reader,
     is_replicated,
     list_stores,
+)
+from batchloom.batches.loading.data_logging import describe_data_source
+from batchloom.batches.loading.loader_media import check_edit_keeps_media, make_store_media, make_stream_media
+from batchloom.batches.loading.loader_plans import (
+    LoaderData,
+    check_generation,
+    find_tokenizer_source,
     make_loader_plan,
     make_plan_store,
-    make_store_media,
-    make_stream_media,
 )
 from batchloom.batches.loading.pool_tables import load_tables, start_counting_once_per_node, wait_for_tables
 from batchloom.batches.loading.rank_share import (

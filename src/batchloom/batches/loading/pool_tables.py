@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.loader_data import make_data_logger
+from batchloom.batches.loading.data_logging import make_data_logger
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import find_cache_folder
 from batchloom.core.fingerprint import encode_canonical, fingerprint

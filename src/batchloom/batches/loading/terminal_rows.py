@@ -4,7 +4,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from batchloom.batches.loading.loader_data import read_trained
+from batchloom.batches.loading.combined_store import read_trained
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.plan import Plan
 from batchloom.plan.packing import Rows, slice_rows

@@ -1,0 +1,122 @@
+"""Plans of the inputs of a loader: stores, mixtures, plans and streams."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from batchloom.batches.assembly.augment import TokenizerSource
+from batchloom.batches.assembly.batch_spec import PlanArguments
+from batchloom.batches.loading.combined_store import CombinedStore
+from batchloom.batches.loading.stream_steps import RawStream
+from batchloom.core.errors import InputError, SettingsError, StateError
+from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
+from batchloom.plan.order import SOURCE
+from batchloom.store import Store, read_range_bounds
+from batchloom.store.format import OBJECTIVES, find_generation
+from batchloom.store.read import choose_default_overlong
+
+LoaderData = Store | Mixture | Plan | LanePlan | RawStream
+
+
+def require_open_stores(stores: Mapping[str, object]) -> dict[str, Store]:
+    open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
+    for name, store in stores.items():
+        if name not in open_stores:
+            raise InputError(
+                f"A Loader reads the tokens of open stores; source {name!r} is {type(store).__name__}. Give "
+                "open_store(path)."
+            )
+    return open_stores
+
+
+def get_first_store(stores: Mapping[str, object]) -> Store:
+    """Return the first of a plan's stores, which share a tokenizer."""
+    return next(iter(require_open_stores(stores).values()))
+
+
+def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
+    """Return the store or stream that names the tokenizer of the ids."""
+    if isinstance(data, RawStream):
+        # RawStream omits this member: isinstance() of a store would load its tokenizer.
+        return cast("TokenizerSource", data)
+    return get_first_store(plan.stores)
+
+
+def make_plan_store(plan: Plan) -> Store | CombinedStore:
+    """Return the plan's store, or a ``CombinedStore`` of several or with bans."""
+    stores, bans = require_open_stores(plan.stores), any(segment.bans for segment in plan.segments)
+    for store in stores.values():
+        check_next_token_objective(store)
+    is_single = plan.mixture is None and not bans
+    return next(iter(stores.values())) if is_single else CombinedStore(stores, bans=bans)
+
+
+def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
+    """Reject a state of another store generation; the plan checks all else."""
+    try:
+        saved_fingerprint = state["identity"]["sources"][name]["store"]
+    except (KeyError, TypeError):
+        return
+    if saved_fingerprint == store.fingerprint or store.manifest is None or not store.location.on_disk:
+        return
+    newest = store.reader.read_manifest()
+    number = find_generation(newest, store.split, saved_fingerprint, store.contents.media)
+    if number is None:
+        return
+    # Raises GenerationError if the generation was compacted away.
+    store.reader.read_manifest(number)
+    raise StateError(
+        f"The state was made on generation {number} of {store.location.name}, but generation "
+        f"{store.location.generation} is open. To resume exactly, give open_store({store.location.name!r}, "
+        f"{store.split!r}, generation={number})."
+    )
+
+
+def check_next_token_objective(store: Store) -> None:
+    """Reject a store for another objective than the next token."""
+    if store.contents.objective:
+        raise InputError(OBJECTIVES[store.contents.objective].describe_refusal(store.location.name))
+
+
+def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
+    """Return the given plan or stream, or make a plan for a store or mixture."""
+    if isinstance(data, Plan | LanePlan | RawStream):
+        changed_settings = request.list_changed_settings()
+        if changed_settings:
+            raise SettingsError(
+                [f"{name}: belongs to the plan, and a finished plan was given" for name in changed_settings]
+            )
+        # The other types provide the members that all plans need: spec, steps and fingerprint.
+        return cast("Plan", data)
+    if not isinstance(data, (Store, Mixture)):
+        raise InputError(
+            f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
+            "open_store(path)."
+        )
+    spec = request.spec(choose_default_overlong(data) if isinstance(data, Store) else "split")
+    if request.overlong is None and isinstance(data, Mixture):
+        data = _with_default_overlong(data)
+    order: object = request.options.order
+    if order == "pools":
+        return Plan(data, spec)
+    if order != "lanes" or not isinstance(data, Store):
+        wrong = (
+            f"{order!r} is none of pools, lanes"
+            if order != "lanes"
+            else "lanes repeat a stream over one store, not a mixture"
+        )
+        raise SettingsError([f"order: {wrong}"])
+    media = data.manifest is not None and data.manifest.processor is not None
+    spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))
+    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_range_bounds(data))
+    return cast("Plan", repeated)
+
+
+def _with_default_overlong(mixture: Mixture) -> Mixture:
+    """Return the mixture with each source's default overlong policy filled in."""
+    sources = dict(mixture.sources)
+    for name, store in mixture.stores.items():
+        own = sources.get(name, SourceSpec())
+        if isinstance(store, Store) and choose_default_overlong(store) == "drop" and own.overlong is None:
+            sources[name] = replace(own, overlong="drop")
+    return replace(mixture, sources=sources)
