@@ -112,7 +112,7 @@ PLAN = (
     # A longer run resumes after the last sequence of a shorter one, in the middle of a step.
     Mutant(
         "resumed-position-inside-a-step",
-        "plan/order/plan.py",
+        "plan/order/plan_states.py",
         "return orders.run_layout.first_position(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
@@ -120,7 +120,7 @@ PLAN = (
     # A state that was edited by hand is accepted.
     Mutant(
         "state-check-not-compared",
-        "plan/order/plan.py",
+        "plan/order/plan_states.py",
         'is_unchanged = state["check"] == fingerprint(checked_fields)',
         'is_unchanged = bool(state["check"])',
         ("plan/test_plan.py", "plan/test_lanes.py"),

@@ -13,7 +13,7 @@ from .lane_plan import (
     pack_lane_pool as pack_lane_pool,
     refuse_lane_order as refuse_lane_order,
 )
-from .plan import check_state as check_state, list_differences as list_differences
+from .plan_states import check_state as check_state, list_differences as list_differences
 from .rank_slices import (
     DATA_PARALLEL as DATA_PARALLEL,
     Costs as Costs,

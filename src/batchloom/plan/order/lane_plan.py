@@ -20,7 +20,7 @@ from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order.edits import Edit
-from batchloom.plan.order.plan import check_state, describe_other_settings, wrap_state_errors
+from batchloom.plan.order.plan_states import check_state, describe_other_settings, wrap_state_errors
 from batchloom.plan.order.rank_slices import WHOLE, RowPart, check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.segments import RunLayout, Segment
 from batchloom.plan.order.source_order import SourceOrder
