@@ -138,6 +138,80 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
     )
 
 
+def _describe_failure(name: str, error: BaseException, encoder: Any, texts: Sequence[str]) -> TokenizerError:
+    reason = (
+        "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
+        "tokenizer.json, or choose another --tokenizer"
+    )
+    if type(error) is not Exception:
+        pattern = "a pattern of its normalizer or pre_tokenizer"
+        reason = f"{pattern} takes too many steps on this text; choose another --tokenizer"
+    text = _find_unencodable_text(encoder, texts)
+    return TokenizerError(f"tokenizer {name!r} cannot encode {text!r} ({error}): {reason}")
+
+
+def _load_exact(name: str, text: bytes, *, control: bool) -> Any:
+    """Load a tokenizer.json by HF tokenizers; ``control`` parses control tokens."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
+
+    try:
+        tokenizer = Tokenizer.from_buffer(text)
+    except BaseException as error:
+        if not isinstance(error, ValueError) and not _is_engine_failure(error):
+            raise
+        version = get_package_version("tokenizers")
+        raise TokenizerError(f"{name}: tokenizers {version} cannot read its tokenizer.json ({error})") from error
+    tokenizer.encode_special_tokens = not control
+    return tokenizer
+
+
+@final
+class _DefinitionDecoder:
+    """Decoder of a complete tokenizer.json, loaded on first use."""
+
+    def __init__(self, name: str, definition: bytes) -> None:
+        self._name = name
+        self._definition = definition
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _load_exact(self._name, self._definition, control=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode ids with control tokens spelled out."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+@final
+class _TokenDecoder:
+    """Decoder of the tokens of a BPE.
+
+    It is loaded without the vocabulary and merges, which take 0.1 s for GPT-2.
+    """
+
+    def __init__(self, name: str, step: object, words: Mapping[str, int]) -> None:
+        self._name = name
+        self._step = step
+        self._words = words
+
+    @cached_property
+    def _tokens(self) -> dict[int, str]:
+        return {number: word for word, number in self._words.items()}
+
+    @cached_property
+    def _decoder(self) -> Any:
+        """Decoder of tokens, None to join them by spaces."""
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        definition = {"version": "1.0", "model": model, "decoder": self._step}
+        return _load_exact(self._name, orjson.dumps(definition), control=False).decoder
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode ids with control tokens spelled out."""
+        tokens = [self._tokens[number] for number in ids if number in self._tokens]
+        return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(tokens))
+
+
 @final
 class JsonTokenizer:
     """Tokenizer of a tokenizer.json. Engines are loaded on first use.
@@ -182,11 +256,16 @@ class JsonTokenizer:
         self.control = {token["content"]: token["id"] for token in tokens if token["special"]}
         self.added = {token["content"]: token["id"] for token in tokens if not token["special"]}
         self.fingerprint = fingerprint_definition(tokenizer_json, self.end_id, self.bos_id)
-        self._words, self._decoder_step = words, tokenizer_json.get("decoder")
+        self._words = words
         supported_json = replace_unsplit_metaspace(tokenizer_json)
         self._fastokens_json = self.json if supported_json is tokenizer_json else orjson.dumps(supported_json)
         self.lossy = is_lossy(tokenizer_json["model"], words)
         self._is_bpe = tokenizer_json["model"].get("type", "BPE") == "BPE"
+        self._decoder: _TokenDecoder | _DefinitionDecoder
+        if self._is_bpe:
+            self._decoder = _TokenDecoder(name, tokenizer_json.get("decoder"), words)
+        else:
+            self._decoder = _DefinitionDecoder(name, self.json)
         self.chat = chat or ChatTemplates()
 
     @cached_property
@@ -274,19 +353,8 @@ class JsonTokenizer:
         except BaseException as error:
             if not _is_engine_failure(error):
                 raise
-            raise self._describe_failure(error, encoder, batch) from error
+            raise _describe_failure(self.name, error, encoder, batch) from error
         return concat_ids(id_arrays)
-
-    def _describe_failure(self, error: BaseException, encoder: Any, texts: Sequence[str]) -> TokenizerError:
-        reason = (
-            "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
-            "tokenizer.json, or choose another --tokenizer"
-        )
-        if type(error) is not Exception:
-            pattern = "a pattern of its normalizer or pre_tokenizer"
-            reason = f"{pattern} takes too many steps on this text; choose another --tokenizer"
-        text = _find_unencodable_text(encoder, texts)
-        return TokenizerError(f"tokenizer {self.name!r} cannot encode {text!r} ({error}): {reason}")
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         try:
@@ -297,17 +365,12 @@ class JsonTokenizer:
         except BaseException as error:
             if not _is_engine_failure(error):
                 raise
-            raise self._describe_failure(error, self._control_encoder, [text]) from error
+            raise _describe_failure(self.name, error, self._control_encoder, [text]) from error
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.uint32), offsets[:, 0], offsets[:, 1]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        numbers = validate_ids(ids, self).tolist()
-        if not self._is_bpe:
-            text: str = self._decoder.decode(numbers, skip_special_tokens=False)
-            return text
-        tokens = [self._tokens[number] for number in numbers if number in self._tokens]
-        return " ".join(tokens) if self._token_decoder is None else self._token_decoder.decode(tokens)
+        return self._decoder.decode(validate_ids(ids, self).tolist())
 
     def state(self) -> dict[str, Any]:
         return self._make_state(orjson.loads(self.json))
@@ -358,49 +421,16 @@ class JsonTokenizer:
         return SplintrEncoder({**orjson.loads(hide_control_tokens(self.json, self.control)), "added_tokens": []})
 
     @cached_property
-    def _tokens(self) -> dict[int, str]:
-        return {number: word for word, number in self._words.items()}
-
-    @cached_property
-    def _token_decoder(self) -> Any:
-        """Decoder of the tokens of a BPE, None to join them by spaces.
-
-        It is loaded without the vocabulary and merges, which take 0.1 s for GPT-2.
-        """
-        model = {"type": "BPE", "vocab": {}, "merges": []}
-        definition = {"version": "1.0", "model": model, "decoder": self._decoder_step}
-        return self._load_exact(orjson.dumps(definition), control=False).decoder
-
-    @cached_property
-    def _decoder(self) -> Any:
-        return self._load_exact(self.json, control=False)
-
-    @cached_property
     def _encoder(self) -> Any:
         """Tokenizer that encodes control tokens as text."""
         text = self.json if self._is_bpe else hide_control_tokens(self.json, self.control)
-        return self._load_exact(text, control=False)
+        return _load_exact(self.name, text, control=False)
 
     @cached_property
     def _control_encoder(self) -> Any:
         """Tokenizer that parses control tokens and does not trim the offsets of others."""
         tokenizer_json = orjson.loads(self.json)
-        return self._load_exact(orjson.dumps({**tokenizer_json, "post_processor": None}), control=True)
-
-    def _load_exact(self, text: bytes, *, control: bool) -> Any:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
-
-        try:
-            tokenizer = Tokenizer.from_buffer(text)
-        except BaseException as error:
-            if not isinstance(error, ValueError) and not _is_engine_failure(error):
-                raise
-            version = get_package_version("tokenizers")
-            raise TokenizerError(
-                f"{self.name}: tokenizers {version} cannot read its tokenizer.json ({error})"
-            ) from error
-        tokenizer.encode_special_tokens = not control
-        return tokenizer
+        return _load_exact(self.name, orjson.dumps({**tokenizer_json, "post_processor": None}), control=True)
 
 
 # The bytes, the end token and one merge. A smaller vocabulary would be the tokenizer `bytes`.
