@@ -116,8 +116,9 @@ class PlanSpec(PackingOptions):
             or lanes.
         block: neighbouring documents that are permuted as one; 0 chooses by the number of documents alone: 1
             below 4 million, else 64.
-        lanes: number of parallel read streams the pools are distributed over, so that a rank reads only the pools
-            of its own lanes from object storage; must divide ``global_batch_size``.
+        lanes: number of parallel read streams the pools are distributed over, so that a node reads only the pools
+            of its own lane from object storage: give the number of nodes. It must divide ``global_batch_size``. In
+            a mixture, a source is served in runs of this many sequences.
         align: each document begins at a multiple of this many tokens of its sequence, with padding without loss
             in between: 2 x C for C context-parallel ranks. 1 for no padding.
         group_by_length: steps of a window inside which rows of similar length are grouped into steps; only for
