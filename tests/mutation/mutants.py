@@ -228,8 +228,8 @@ BATCHES = (
     Mutant(
         "resumed-step-skipped",
         "batches/loading/stream_steps.py",
-        "self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step",
-        "self._start, self.resumed, self._latest, self._furthest_step = step + 1, True, None, step",
+        "        self._start = step\n        self.resumed = True\n",
+        "        self._start = step + 1\n        self.resumed = True\n",
         ("batches/test_loader.py", "batches/test_mixture.py"),
     ),
     # An error while a batch is made ends the iteration as if the run were over.
@@ -303,8 +303,8 @@ STORE = (
     Mutant(
         "file-written-in-place",
         "store/write/store_writer.py",
-        "partial_path, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()",
-        "partial_path, digest = path, xxhash.xxh3_128()",
+        "    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)\n    digest = xxhash.xxh3_128()\n",
+        "    partial_path = path\n    digest = xxhash.xxh3_128()\n",
         ("store/test_reader.py", "store/test_generations.py"),
     ),
     # The flags of the last tokens of a shard are in reverse order in its mask.
@@ -674,8 +674,8 @@ CHAT = (
     Mutant(
         "completion-one-turn-early",
         "chat/schema/record_parser.py",
-        "messages, start = extended_messages, start + 1",
-        "messages = extended_messages",
+        "messages = extended_messages\n                start += 1\n",
+        "messages = extended_messages\n",
         ("chat/test_schemas.py", "chat/test_preferences.py", "peers/test_trl_prompts.py"),
     ),
 )

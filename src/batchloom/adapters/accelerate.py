@@ -53,7 +53,8 @@ def attach(accelerator: Any, loader: Loader) -> None:
             "run needs its own Accelerator."
         )
     spec = loader.spec
-    loader_share, process_share = ((spec.rank, spec.world_size), (accelerator.process_index, accelerator.num_processes))
+    loader_share = (spec.rank, spec.world_size)
+    process_share = (accelerator.process_index, accelerator.num_processes)
     if loader_share != process_share:
         raise TrainError(
             f"The loader reads the share of rank {loader_share[0]} of {loader_share[1]} and this is process "
@@ -109,7 +110,8 @@ class _LoaderState:
 
     def __init__(self, accelerator: Any, loader: Loader) -> None:
         # A weak reference: the registry holds this object as long as its accelerator lives.
-        self._accelerator, self._loader = proxy(accelerator), loader
+        self._accelerator = proxy(accelerator)
+        self._loader = loader
         self.step: int | None = None
         self.steps_done = 0
 

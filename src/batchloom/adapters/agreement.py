@@ -57,7 +57,8 @@ def require_agreement(
 
 
 def _describe_rank(loader: Loader) -> dict[str, Any]:
-    plan, spec = loader.plan, loader.spec
+    plan = loader.plan
+    spec = loader.spec
     return {
         "place": [spec.rank, spec.world_size],
         "equal": {
@@ -153,7 +154,8 @@ def flatten_values(plain: Any, path: str = "") -> dict[str, Any]:
 
 def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """Return the message of every rank, in rank order, on every rank; without pickle."""
-    size, device = dist.get_world_size(group), get_collective_device(group)
+    size = dist.get_world_size(group)
+    device = get_collective_device(group)
     sizes = torch.zeros(size, dtype=torch.int64, device=device)
     sizes[dist.get_rank(group)] = len(message)
     dist.all_reduce(sizes, group=group)

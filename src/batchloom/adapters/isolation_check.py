@@ -48,12 +48,14 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
     Raises:
         TrainError: documents are not isolated, or the model rejects the inputs; the error names the change to make.
     """
-    seq_len, varlen = loader.plan.spec.seq_len, loader.spec.form == "varlen" and not loader.holds_media
+    seq_len = loader.plan.spec.seq_len
+    varlen = loader.spec.form == "varlen" and not loader.holds_media
     if loader.holds_media and (misfit := DocumentRows(loader).describe_media_mismatch(model, seq_len)):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
         return
-    weight, training = next(model.parameters()), model.training
+    weight = next(model.parameters())
+    training = model.training
 
     def compute_logits(batch: Batch) -> Tensor:
         model_inputs = dict(collator([to_varlen(batch) if varlen else batch]))

@@ -43,7 +43,8 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
     def __init__(self, *, train: LoaderFactory, val: LoaderFactory | None = None) -> None:
         super().__init__()
-        self._make_train, self._make_val = train, val
+        self._make_train = train
+        self._make_val = val
         self.train_loader: Loader | None = None
         self.val_loader: Loader | None = None
         self._step_tokens = (-1, 1)
@@ -103,7 +104,8 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
                 "(self.log('val_loss', loss, batch_size=trained, sync_dist=True), trained = (batch['labels'][:, 1:] "
                 "!= -100).sum())."
             )
-        loader, step = self._get_train_loader(), self.trainer.global_step
+        loader = self._get_train_loader()
+        step = self.trainer.global_step
         if self._step_tokens[0] != step:
             self._step_tokens = (step, max(1, loader.trained_tokens(step)))
         world_size = loader.spec.mesh.get_placement(loader.spec.rank, loader.spec.world_size).world_size
@@ -143,11 +145,13 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
                 "(ModelCheckpoint(every_n_train_steps=...))."
             )
         self.train_loader.load_state_dict(state_dict["loader"])
-        self._saved_passes, self._loaded = state_dict["passes"], True
+        self._saved_passes = state_dict["passes"]
+        self._loaded = True
 
     def _check_resumed(self, loader: Loader) -> None:
         """Reject a checkpoint without a loader state, or with a state of another step."""
-        first, path = self.trainer.global_step, self.trainer.ckpt_path
+        first = self.trainer.global_step
+        path = self.trainer.ckpt_path
         if path is not None and first and not self._loaded:
             raise StateError(
                 f"{path} is of step {first} and holds no LoaderDataModule state, so its training data is unknown. "
@@ -179,7 +183,8 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, meter: Callable[[Loader], Meter] = Meter, send: SendMetrics | None = None) -> None:
-        self._make_meter, self._send = meter, send
+        self._make_meter = meter
+        self._send = send
         self._meter: Meter | None = None
         self._last_step = 0
 
@@ -195,7 +200,8 @@ class LightningMetricsCallback(Callback):  # type: ignore[misc]
                 f"The Trainer's datamodule is a {type(data).__name__}, and the callback logs metrics only for a "
                 "LoaderDataModule: give Trainer.fit one, or leave the callback out."
             )
-        self._meter, self._last_step = self._make_meter(data.train_loader), trainer.global_step
+        self._meter = self._make_meter(data.train_loader)
+        self._last_step = trainer.global_step
 
     def on_validation_end(self, *_: Any) -> None:
         """Restart the clock, so that validation does not count into the next step."""
@@ -237,10 +243,12 @@ class _ResumedMicroBatches:
     """
 
     def __init__(self, trainer: Trainer, loader: Loader) -> None:
-        self._trainer, self._loader = trainer, loader
+        self._trainer = trainer
+        self._loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        trainer, loader = self._trainer, self._loader
+        trainer = self._trainer
+        loader = self._loader
         _check_optimizers(trainer)
         first = trainer.global_step
         if trainer.max_epochs != 1 and first < trainer.max_steps and not loader.plan.has_step(first):
@@ -297,7 +305,8 @@ def _check_passes(trainer: Trainer, loader: Loader) -> None:
             f"Trainer(overfit_batches={trainer.overfit_batches}) repeats the same batches: give a Loader of a small "
             "store, with epochs=."
         )
-    most, passes = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    most = trainer.limit_train_batches
+    passes = trainer.accumulate_grad_batches
     if isinstance(most, int) and most % passes:
         more = most + passes - most % passes
         raise TrainError(

@@ -72,7 +72,8 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
         slices="zigzag",
         order=tuple(sorted(strides, key=lambda name: strides[name])),
     )
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     placement = mesh.get_placement(rank, world_size)
     megatron_placement = RankPlacement(
         parallel_state.get_data_parallel_rank(),
@@ -152,7 +153,8 @@ def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec, megatron_rank = loader.spec, get_megatron_rank()
+    spec = loader.spec
+    megatron_rank = get_megatron_rank()
     megatron_share = megatron_rank["batch"].mesh, megatron_rank["rank"], megatron_rank["world_size"]
     problems = [
         f"{name} is {actual!r} and must be {expected!r}"
@@ -217,7 +219,8 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
     """Yield empty tensors to receive micro-batches that another rank reads."""
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for step in steps:
-        passes, seq_len = _count_micro_batches(loader, step), loader.plan.spec_at(step).seq_len
+        passes = _count_micro_batches(loader, step)
+        seq_len = loader.plan.spec_at(step).seq_len
         arrays = len(_BATCH_KEYS) + get_token_reader(loader.store).weighted
         shape = (arrays, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
@@ -314,9 +317,13 @@ def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) 
             f"{global_batch_size}: give a start below it, an increment that divides the difference, and samples."
         )
     samples_per_increment = samples / (rise // increment)
-    edits, size, step, consumed = [], start, 0, 0
+    edits = []
+    size = start
+    step = 0
+    consumed = 0
     while size < global_batch_size:
-        step, consumed = step + 1, consumed + size
+        step += 1
+        consumed = consumed + size
         increments = int(consumed / samples_per_increment) if consumed <= samples else rise // increment
         if (next_size := start + increments * increment) != size:
             edits.append(Edit(step=step, global_batch_size=next_size))

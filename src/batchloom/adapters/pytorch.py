@@ -171,7 +171,8 @@ class LoaderIterable(IterableDataset[Batch]):
         if original is not None and not _is_fetched_ahead():
             yield from original.step_numbers(first)
             return
-        loader, step = self._source.loader(), first
+        loader = self._source.loader()
+        step = first
         while loader.plan.has_step(step):
             if original is not None:
                 lose_track(original)

@@ -141,7 +141,8 @@ def choose_device(name: str, local_rank: int, cpu_option: str = "--device cpu") 
         raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N.")
     if kind == "cpu":
         return torch.device("cpu")
-    index, count = int(number) if number else local_rank, torch.cuda.device_count()
+    index = int(number) if number else local_rank
+    count = torch.cuda.device_count()
     if index >= count:
         raise InputError(
             f"Device {name}: GPU {index} does not exist; torch {torch.__version__} sees {count}. Use {cpu_option}, "

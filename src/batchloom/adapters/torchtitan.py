@@ -94,7 +94,8 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
                 f"{self.loader.origin} has loss weights, which torchtitan's loss does not take: train it with another "
                 "trainer, or prepare the data without them (--ignore)."
             )
-        self._size, self._infinite = local_batch_size, config.infinite
+        self._size = local_batch_size
+        self._infinite = config.infinite
         self._done = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

@@ -109,7 +109,8 @@ def apply_loss_weights(model: Any) -> None:
                 shift_labels=shift_labels,
             )
         if shift_labels is None:
-            total, targets = sum_next_token_losses(logits, labels, loss_weights), labels[:, 1:]
+            total = sum_next_token_losses(logits, labels, loss_weights)
+            targets = labels[:, 1:]
         else:
             # Weights of a loader with shifted labels are shifted, too.
             total = sum_token_losses(logits.flatten(0, 1), shift_labels.flatten(), loss_weights.flatten())

@@ -40,7 +40,8 @@ class SharedDict(dict[str, Any]):
     """Dict that a worker sends through shared memory; it arrives as a plain dict."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        file = io.BytesIO()
+        buffers = list[pickle.PickleBuffer]()
         pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
         pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _reduce_tensor}
         pickler.dump(dict(self))
@@ -82,7 +83,8 @@ class _SegmentSender:
 
     def send(self, buffers: list[memoryview]) -> _SentSegment | list[bytearray]:
         """Copy buffers into a free segment; if there is none, return copies of them."""
-        ranges, end = list[tuple[int, int]](), 1
+        ranges = list[tuple[int, int]]()
+        end = 1
         for buffer in buffers:
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = begin + buffer.nbytes

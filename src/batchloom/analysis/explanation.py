@@ -148,7 +148,8 @@ def explain(
         StoreError: a shard is missing or damaged.
     """
     plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
-    step_number, limit = as_int(step), as_int(text)
+    step_number = as_int(step)
+    limit = as_int(text)
     if step_number is None or not 0 <= step_number <= MAX_STEPS:
         raise SettingsError([f"step: {quote_value(step)} is not a step; steps are numbered from 0"])
     if limit is None or not 0 <= limit <= _MAX_TEXT_TOKENS:
@@ -206,13 +207,15 @@ def _build_rows(plan: Plan, start: int, row_numbers: Ints) -> Rows:
     """Build some rows of a step; enters only the pools between first and last row."""
     if not len(row_numbers):
         return plan.rows(start, start)
-    first, last = int(row_numbers.min()), int(row_numbers.max())
+    first = int(row_numbers.min())
+    last = int(row_numbers.max())
     is_contiguous = bool((np.diff(row_numbers) == 1).all())
     if plan.spec.lanes == 1:
         rows = plan.rows(start + first, start + last + 1)
         return rows if is_contiguous else reorder_rows(rows, row_numbers - first)
     lanes = plan.spec.lanes
-    low, high = first // lanes * lanes, -(-(last + 1) // lanes) * lanes
+    low = first // lanes * lanes
+    high = -(-(last + 1) // lanes) * lanes
     rows = plan.rows(start + low, start + high)
     if is_contiguous:
         return slice_rows(rows, first - low, last + 1 - low)
@@ -229,10 +232,14 @@ def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
 
 def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) -> list[ExplainedSpan]:
     """Explain spans of one source; assumed sources have no provenance, text or media."""
-    store, count = plan.stores[name], len(indices)
-    documents, starts, lengths = rows.documents[indices], rows.starts[indices], rows.lengths[indices]
+    store = plan.stores[name]
+    count = len(indices)
+    documents = rows.documents[indices]
+    starts = rows.starts[indices]
+    lengths = rows.lengths[indices]
     banned = np.zeros(count, bool) if rows.banned is None else rows.banned[indices]
-    trained, removed = np.where(banned, 0, lengths - 1), np.zeros(count, bool)
+    trained = np.where(banned, 0, lengths - 1)
+    removed = np.zeros(count, bool)
     provenance: list[DocumentProvenance | None] = [None] * count
     texts: list[str | None] = [None] * count
     media: list[tuple[ExplainedMedium, ...]] = [()] * count
@@ -442,7 +449,9 @@ def find_serving_steps(
     number, documents = _select_documents(plan, query)
     ensure_tables(plan)
     last = plan.steps - 1 if query.last_step is None else min(query.last_step, plan.steps - 1)
-    name, served_sequences, unserved = plan.names[number], [], []
+    name = plan.names[number]
+    served_sequences = []
+    unserved = []
     store = plan.stores[name]
     for document in documents:
         removed = isinstance(store, Store) and bool(mask_removed(store.contents.removed, np.array([document]))[0])
@@ -472,7 +481,9 @@ def find_serving_steps(
 def _select_documents(plan: Plan, query: DocumentQuery) -> tuple[int, list[int]]:
     """Return the source number in the plan and the requested documents."""
     names = [plan.names[n] for n in plan.orders.weighted_sources]
-    document, record, source = query.document, query.record, query.source
+    document = query.document
+    record = query.record
+    source = query.source
     if document is not None:
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
@@ -512,7 +523,8 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
         candidate_stores = {name: store for name, store in stores.items() if name == source}
         requested_name = file
     else:
-        candidate_stores, requested_name = stores, file or source
+        candidate_stores = stores
+        requested_name = file or source
     matches = [
         (name, input_name)
         for name, store in candidate_stores.items()

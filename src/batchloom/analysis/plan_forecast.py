@@ -78,7 +78,8 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
 
     In a sample, each pool that was not packed counts as the mean of the packed ones.
     """
-    pools, spec = order.pools, order.spec
+    pools = order.pools
+    spec = order.spec
     sampled_pools = np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64)
     sequences, tokens = np.zeros((2, len(sampled_pools)), np.int64)
     documents = split = dropped = dropped_tokens = 0
@@ -152,7 +153,8 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
 
     ``step_rows`` is its number of sequences per step, ``share`` its share of the sequences while it is served.
     """
-    pools, spec = order.pools, order.spec
+    pools = order.pools
+    spec = order.spec
     block = pools.blocks[0]
     pool = pools.count // 2
     if order.counts.by_pool[pool] > _LARGE_POOL:
@@ -160,7 +162,8 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
     rows = pools.rows(pool, 0)
     size = min(max(round(step_rows), 1), max(len(rows), 1))
     first = (len(rows) - size) // 2
-    a, b = int(rows.pointers[first]), int(rows.pointers[first + size])
+    a = int(rows.pointers[first])
+    b = int(rows.pointers[first + size])
     step_documents = np.unique(rows.documents[a:b])
     # If a step takes more sequences than a pool has, the others come from similar pools.
     more = step_rows / size
@@ -183,7 +186,8 @@ def _mean_row_distance(rows: Rows, block: int) -> float:
     """
     numbers = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     order = np.argsort(rows.documents, kind="stable")
-    documents, at = rows.documents[order], numbers[order]
+    documents = rows.documents[order]
+    at = numbers[order]
     near = documents[1:] == documents[:-1] + 1
     if block:
         near &= documents[1:] // block == documents[:-1] // block
@@ -490,7 +494,9 @@ class _RunSchedule:
     """Segments of a run under one schedule each, and the sequences each source serves."""
 
     def __init__(self, plan: Plan, measures: dict[tuple[int, int], EpochStatistics]) -> None:
-        self.plan, self.orders, self.measures = plan, plan.orders, measures
+        self.plan = plan
+        self.orders = plan.orders
+        self.measures = measures
         orders = self.orders
         steps = plan.steps
         last = plan.positions_of(steps - 1)[1] if steps else 0
@@ -519,7 +525,8 @@ class _RunSchedule:
         served = min_token_slots = 0.0
         for number in self.orders.weighted_sources:
             for era, count in self.count_sequences(number).items():
-                order, measure = self.orders.order(number, era), self.measures[era, number]
+                order = self.orders.order(number, era)
+                measure = self.measures[era, number]
                 served += count * order.spec.seq_len
                 min_token_slots += count * order.spec.seq_len * measure.least / order.counts.sequences
         empty = self.empty * self.plan.spec_at(self.plan.step_at(self.end)[0]).seq_len
@@ -543,7 +550,8 @@ class _RunSchedule:
     def _count_tokens(self, number: int) -> int:
         served_tokens = 0.0
         for era, count in self.count_sequences(number).items():
-            order, measure = self.orders.order(number, era), self.measures[era, number]
+            order = self.orders.order(number, era)
+            measure = self.measures[era, number]
             if self.exact_tokens and measure.pool_tokens is not None:
                 served_tokens += _count_served_tokens(order, measure.pool_tokens, count)
             else:
@@ -581,11 +589,15 @@ def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int
 
 
 def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
-    plan, orders, name = run.plan, run.orders, run.plan.names[number]
+    plan = run.plan
+    orders = run.orders
+    name = run.plan.names[number]
     first = next(era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers)
-    order, measure = orders.order(number, first), run.measures[first, number]
+    order = orders.order(number, first)
+    measure = run.measures[first, number]
     store = plan.stores[name]
-    served, tokens = sum(run.count_sequences(number).values()), run.tokens[number]
+    served = sum(run.count_sequences(number).values())
+    tokens = run.tokens[number]
     part = run.compute_share(number)
     weight, effective = _compute_initial_shares(run, number)
     exhausted_position = run.served.exhausted.get(number)
@@ -634,7 +646,8 @@ def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
 
 def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | None, float | None]:
     """Return weight and effective share at the start, in the unit of the mixture."""
-    plan, orders = run.plan, run.orders
+    plan = run.plan
+    orders = run.orders
     if plan.mixture is None:
         return None, None
     weights = orders.shares.compute(plan.segments[0].weights)
@@ -642,7 +655,8 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     sequences_per_period = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     amounts = {}
     for source_number, count in sequences_per_period.items():
-        order, measure = orders.order(source_number), run.measures[0, source_number]
+        order = orders.order(source_number)
+        measure = run.measures[0, source_number]
         amounts_per_sequence = {
             "tokens": measure.tokens / order.counts.sequences,
             "documents": order.pools.served_documents / order.counts.sequences,

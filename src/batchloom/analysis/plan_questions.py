@@ -86,16 +86,19 @@ def read_checkpoint(path: Path) -> SavedPosition:
         newest = find_state_file(path)
         if newest == file:
             raise
-        file, plain = newest, _read_json_object(newest)
+        file = newest
+        plain = _read_json_object(newest)
     if "loader" in plain:
         checked_fields = {name: value for name, value in plain.items() if name != "check"}
         if plain.get("check") != fingerprint(checked_fields) or not isinstance(plain["loader"], dict):
             raise StateError(
                 f"{file} was changed after it was written: its checksum does not match its fields. {_SAVED_REMEDY}."
             )
-        state, step = plain["loader"], plain.get("step")
+        state = plain["loader"]
+        step = plain.get("step")
     else:
-        state, step = plain, None
+        state = plain
+        step = None
     if not isinstance(state.get("identity"), dict) or "position" not in state:
         raise StateError(f"{file} holds no loader state. Give the value that state_dict() returned.")
     saved_position = SavedPosition(file, state, step, None)
@@ -333,7 +336,8 @@ def resolve_first_plan(request: PlanRequest) -> Plan:
     """
     files = RunFiles(request.checkpoint or Path())
     run = _read_json_object(files.description)
-    recorded, order = run.get("data"), run.get("order")
+    recorded = run.get("data")
+    order = run.get("order")
     if not isinstance(recorded, dict) or not isinstance(order, dict):
         raise InputError(f"{files.description} does not say which data the run is on. {_SAVED_REMEDY}.")
     found = _find_run_data(request, files, files.path, recorded.get("sources", {}))
@@ -698,15 +702,18 @@ def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints, *, balance: bo
 
 def _measure_balanced_costs(data: Plan | Loader, step: int, *, balance: bool) -> Costs | None:
     """Return the costs by which rows are assigned to ranks; None without balance."""
-    plan, row_costs = get_plan(data), RowCosts()
+    plan = get_plan(data)
+    row_costs = RowCosts()
     if isinstance(data, Loader):
-        balance, row_costs = data.spec.balance, data.costs
+        balance = data.spec.balance
+        row_costs = data.costs
     return row_costs.of(plan, plan.rows(*plan.positions_of(step))) if balance else None
 
 
 def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:
     """Return the data-parallel rank (None for all) and world size of a request."""
-    ranks, number = as_int(world_size), as_int(rank)
+    ranks = as_int(world_size)
+    number = as_int(rank)
     problems = [
         f"{name}: {quote_value(value)} is not a whole number of at least {least}"
         for name, value, parsed_value, least in (

@@ -98,12 +98,14 @@ def to_varlen(batch: Batch) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt, or the slice of a context-parallel rank.
     """
-    layout, like = _require_whole_rows(batch, "to_varlen"), batch["input_ids"]
+    layout = _require_whole_rows(batch, "to_varlen")
+    like = batch["input_ids"]
     rows, seq_len = like.shape
     begins = np.repeat(np.arange(rows) * seq_len, np.diff(layout.pointers)) + layout.offsets
     lengths = align_lengths(layout.lengths, layout.align)
     if not len(lengths):
-        begins, lengths = np.zeros(1, np.int64), np.array([layout.align])
+        begins = np.zeros(1, np.int64)
+        lengths = np.array([layout.align])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     token_indices = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
     index = _convert_like(like, token_indices)

@@ -78,7 +78,8 @@ def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
     layout = batch.layout
     if layout is None:
         raise AssertionError("only for batches that know their spans")
-    scores, ids = scored(batch), batch["input_ids"]
+    scores = scored(batch)
+    ids = batch["input_ids"]
     owners = np.repeat(np.arange(len(layout.pointers) - 1), np.diff(layout.pointers))
     losses = []
     for row, offset, size in zip(owners.tolist(), layout.offsets.tolist(), layout.lengths.tolist(), strict=True):

@@ -22,7 +22,8 @@ class SlidingWindow(NamedTuple):
 def get_sliding_window(config: Any) -> SlidingWindow | None:
     """Return the sliding window of a transformers config; None without one."""
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
-    size, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+    size = getattr(text, "sliding_window", None)
+    layers = getattr(text, "layer_types", None)
     if not size or (layers is not None and "sliding_attention" not in layers):
         return None
     return SlidingWindow(int(size), some_layers=layers is not None)
@@ -50,7 +51,8 @@ def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = N
         SettingsError: an unknown type.
         PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
-    positions, window = _require_positions(batch, "add_dense_mask"), get_sliding_window(config)
+    positions = _require_positions(batch, "add_dense_mask")
+    window = get_sliding_window(config)
     mask: Any = _make_dense_mask(positions, additive)
     if window is not None:
         sliding = _make_dense_mask(positions, additive, window.size)

@@ -138,7 +138,8 @@ class StepFacts:
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
-    plan, batch_spec = loader.plan, loader.spec
+    plan = loader.plan
+    batch_spec = loader.spec
     spec = plan.spec_at(step)
     share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
     ranks = share.placement.world_size
@@ -379,7 +380,9 @@ class Meter:
         if devices is not None and (as_int(devices) or 0) < 1:
             problems.append(f"devices: {quote_value(devices)} is not a whole number of at least 1")
         raise_problems(problems)
-        self._loader, self._cost, self._peak = loader, cost, peak_flops
+        self._loader = loader
+        self._cost = cost
+        self._peak = peak_flops
         self._devices = devices or loader.spec.world_size
         self._exchange = exchange
         self._metrics_exchange: MetricsExchange | None = None
@@ -406,14 +409,16 @@ class Meter:
             if batch is None:
                 return
             count_before = self._count
-            self._began, self._waited = request_time, time.perf_counter() - request_time
+            self._began = request_time
+            self._waited = time.perf_counter() - request_time
             yield batch
             if self._count == count_before:
                 self.step(batch)
 
     def begin(self) -> None:
         """Start the clock of the next step now, to exclude the time since the last step."""
-        self._began, self._waited = time.perf_counter(), None
+        self._began = time.perf_counter()
+        self._waited = None
 
     def step(self, batch: Batch | int, *, trained: float | None = None) -> None:
         """Record a completed optimizer step.
@@ -432,11 +437,13 @@ class Meter:
         step = _get_step(batch)
         if trained is not None and not is_positive_number(trained, zero=True):
             raise SettingsError([f"trained: {quote_value(trained)} is not a number of tokens (at least 0)"])
-        again, self._count = step == self._last, self._count + 1
+        again = step == self._last
+        self._count = self._count + 1
         if again and not self._records:
             # Its metrics were already returned; further time counts for the next step.
             return
-        seconds, waited = time.perf_counter() - self._began, self._waited
+        seconds = time.perf_counter() - self._began
+        waited = self._waited
         tokens = self._loader.tokens(step) if self._loader.streamed else None
         trained_labels = None
         # Without masks, lengths alone show which tokens carry a loss.
@@ -576,7 +583,8 @@ class Meter:
         steps, total, waits = self._unpublished
         share = waits / total if total else 0.0
         self._metrics_exchange.publish({"step": float((self._last or 0) + 1), "step_s": total / steps, "wait": share})
-        self._unpublished, self._published_at = (0, 0.0, 0.0), now
+        self._unpublished = (0, 0.0, 0.0)
+        self._published_at = now
 
     def _compute_rank_spread(self) -> dict[str, float]:
         rank_metrics = (

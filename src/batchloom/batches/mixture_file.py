@@ -104,7 +104,8 @@ def _parse_inline(text: str) -> Mixture:
     for word in text.split(","):
         path, equals, weight = word.strip().rpartition("=")
         path = path if equals else weight
-        name, number = Path(path).name, _parse_weight(weight) if equals else None
+        name = Path(path).name
+        number = _parse_weight(weight) if equals else None
         if not name or (equals and number is None):
             problems.append(f"mixture: {quote_value(word)} is not PATH=WEIGHT")
         elif name in paths:

@@ -125,7 +125,8 @@ def _check_call(model: Any, inputs: Mapping[str, Any]) -> None:
         return  # Labels of rows, not of tokens.
     if not (mask is None or getattr(mask, "ndim", 0) == TOKEN_AXES):
         return  # The mask says which tokens see each other.
-    form, known = _describe_call(model, inputs, position_ids), _VERDICTS.get(model)
+    form = _describe_call(model, inputs, position_ids)
+    known = _VERDICTS.get(model)
     if known is None or form not in known.remedies:
         # Ranks whose weights are divided must try the same calls, whatever their rows hold.
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
@@ -159,7 +160,8 @@ def _has_neighbours(inputs: Mapping[str, Any]) -> bool:
 
 
 def _describe_call(model: Any, inputs: Mapping[str, Any], position_ids: Tensor) -> _CallForm:
-    config, use_cache = getattr(model, "config", None), inputs.get("use_cache")
+    config = getattr(model, "config", None)
+    use_cache = inputs.get("use_cache")
     if use_cache is not False and model.training:
         # Models that compute activations again use no cache. The first name is that of newer versions.
         names = ("is_activation_checkpointing", "is_gradient_checkpointing")
@@ -233,7 +235,8 @@ def _is_leaking(model: Any, form: _CallForm, position_ids: Tensor) -> bool | Non
     with _evaluation(model), _without_modes():
         outputs, changed = (_compute_outputs(model, form, [start, second]) for start in (first, other))
     differences = (outputs - changed).abs()
-    own, neighbour = float(differences[:tokens].mean()), float(differences[tokens:].mean())
+    own = float(differences[:tokens].mean())
+    neighbour = float(differences[tokens:].mean())
     if own == 0:
         return None
     return not neighbour <= _ROUNDING_SHARE * own

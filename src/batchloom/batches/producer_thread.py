@@ -43,7 +43,8 @@ class PrefetchWindow(Generic[T]):
     """Maker of ordered items that starts several together to keep workers busy."""
 
     def __init__(self, begin: ItemStarter[T], size: int) -> None:
-        self._begin, self._size = begin, size
+        self._begin = begin
+        self._size = size
         self._pending: deque[PendingItem[T]] = deque()
         self._exhausted = False
 
@@ -57,7 +58,8 @@ class PrefetchWindow(Generic[T]):
         try:
             pending = self._begin(number)
         except Exception as error:  # noqa: BLE001 - raised in order: earlier items are complete
-            pending, self._exhausted = _make_failed_item(error), True
+            pending = _make_failed_item(error)
+            self._exhausted = True
         if pending is None:
             self._exhausted = True
         else:
@@ -104,7 +106,10 @@ class PrefetchIterator(Generic[T, R]):
         depth: int,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._make, self._take, self._number, self._end = make, take, first, end
+        self._make = make
+        self._take = take
+        self._number = first
+        self._end = end
         self._ready: deque[_ProducedItem[T]] = deque()
         self._ended = False
         self._seconds = 0.0
@@ -114,7 +119,8 @@ class PrefetchIterator(Generic[T, R]):
         BackgroundThread("batchloom-producer", self._produce, self.end).start()
 
     def __iter__(self) -> Iterator[R]:
-        slots_to_release, use_time = 0, 0.0
+        slots_to_release = 0
+        use_time = 0.0
         try:
             while True:
                 if not self._ready:

@@ -112,7 +112,8 @@ def _iter_lines(comparison: "AnyComparison", files: Sequence[Path]) -> Iterator[
 
     if comparison.synthetic:
         yield compare_report.make_banner(comparison), "bold red"
-    columns, rows = compare_report.list_columns(comparison), compare_report.make_table_rows(comparison)
+    columns = compare_report.list_columns(comparison)
+    rows = compare_report.make_table_rows(comparison)
     yield make_table(columns, rows, title=compare_report.make_title(comparison), framed=True)
     yield from compare_report.describe_comparison(comparison)
     yield compare_report.describe_verdict(comparison), "bold" if comparison.agree else "bold red"

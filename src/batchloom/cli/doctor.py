@@ -111,7 +111,8 @@ def _describe_verdict(diagnosis: Diagnosis) -> str:
     """Return the number of faults, or what a loader loses at this ``seq_len``."""
     if not diagnosis.sound:
         return format_count(len(diagnosis.faults), "fault")
-    packing, documents = diagnosis.packing, diagnosis.documents
+    packing = diagnosis.packing
+    documents = diagnosis.documents
     sound = "sound" if diagnosis.exact else "sound in the sample (--full reads everything)"
     if packing is None or packing.longer < _NOTED_SHARE * documents:
         return sound

@@ -61,7 +61,8 @@ class _ExportProgress:
     """Periodic progress on standard error: number of documents written."""
 
     def __init__(self) -> None:
-        self._documents, self._last_report_time = 0, time.monotonic()
+        self._documents = 0
+        self._last_report_time = time.monotonic()
 
     def count(self, documents: int) -> None:
         self._documents += documents

@@ -25,7 +25,8 @@ def log(
 
 
 def _format_log_entry(entry: GenerationLogEntry) -> str:
-    documents, tokens = sum(entry.documents.values()), sum(entry.tokens.values())
+    documents = sum(entry.documents.values())
+    tokens = sum(entry.tokens.values())
     left = " left" if entry.made == "removed" else ""
     facts = [format_count(documents, "document") + left, format_count(tokens, "token")]
     if entry.sources:

@@ -53,7 +53,8 @@ def _iter_lines(inspection: Inspection, path: str, generation: int | None) -> It
 
 def _iter_count_lines(inspection: Inspection) -> Iterator[str]:
     split = f" [{inspection.split}]" if inspection.split else ""
-    documents, shards = format_count(inspection.documents, "document"), format_count(inspection.shards, "shard")
+    documents = format_count(inspection.documents, "document")
+    shards = format_count(inspection.shards, "shard")
     yield f"{inspection.path}{split}: {documents}, {inspection.tokens:,} tokens ({inspection.dtype}) in {shards}"
     if inspection.generation is not None and inspection.generation > 1:
         yield f"generation {inspection.generation} (batchloom log {inspection.path} lists all)"
@@ -92,7 +93,8 @@ def _list_missed_shares(path: str, generation: int | None) -> list[str]:
     if not (Path(path) / MANIFEST_NAME).is_file():
         return []
     manifest = read_manifest(Path(path), generation)
-    subsets, recipe = manifest.subsets.values(), manifest.recipe
+    subsets = manifest.subsets.values()
+    recipe = manifest.recipe
     return describe_missed_shares(
         {name: recipe.get(f"{name}_fraction") or 0.0 for name in ("val", "test")},
         {name: subset.remaining_counts[1] for name, subset in manifest.subsets.items()},
@@ -111,7 +113,8 @@ def _iter_packing_lines(inspection: Inspection) -> Iterator[Line]:
     ]
     title = f"packing at seq_len {inspection.seq_len:,}, overlong={inspection.overlong!r}"
     yield make_table(names, rows, numbers=names[1:], title=title, framed=True)
-    dropped, truncated = inspection.left_out["drop"], inspection.left_out["truncate"]
+    dropped = inspection.left_out["drop"]
+    truncated = inspection.left_out["truncate"]
     if not dropped.documents:
         yield f"no document is longer than {inspection.seq_len:,} tokens"
         return

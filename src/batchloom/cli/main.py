@@ -44,7 +44,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
-    code, ended = ExitCode.INTERRUPTED, list[int]()
+    code = ExitCode.INTERRUPTED
+    ended = list[int]()
 
     def end(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
         # Schedulers and containers stop a process by SIGTERM.

@@ -96,7 +96,8 @@ class NumberType(click.ParamType):  # type: ignore[type-arg]  # older versions o
     name = "number"
 
     def __init__(self, kind: type[int] | type[float], minimum: int | None) -> None:
-        self._kind, self._minimum = kind, minimum
+        self._kind = kind
+        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert a text."""

@@ -72,14 +72,16 @@ def plan(
             tokens_per_second=tokens_per_second,
             world_size=1 if world_size is None else world_size,
         )
-    label, edits = make_data_label(resolved_plan), [make_journal_entry(edit) for edit in resolved_plan.journal]
+    label = make_data_label(resolved_plan)
+    edits = [make_journal_entry(edit) for edit in resolved_plan.journal]
     values = {**dataclasses.asdict(forecast), "edits": edits, **label, "written": table_files}
     lines = [line + format_marks(label) for line in _iter_forecast_lines(forecast, edits)]
     report(values, [*lines, *(f"written: {path}" for path in table_files)], as_json=as_json)
 
 
 def _iter_forecast_lines(forecast: PlanForecast, edits: list[JournalEntry]) -> Iterator[str]:
-    about, near = "" if forecast.exact else "about ", "" if forecast.exact_tokens else "about "
+    about = "" if forecast.exact else "about "
+    near = "" if forecast.exact_tokens else "about "
     yield f"plan {forecast.fingerprint}"
     yield (
         f"{about}{forecast.steps:,} steps of {forecast.global_batch_size:,} sequences of {forecast.seq_len:,} tokens: "

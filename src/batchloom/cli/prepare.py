@@ -160,7 +160,8 @@ class ProgressDisplay:
     """Notes and progress on standard error: live on a terminal, else periodic lines."""
 
     def __init__(self) -> None:
-        self._console, self._quiet = plain_console(stderr=True), is_quiet()
+        self._console = plain_console(stderr=True)
+        self._quiet = is_quiet()
         self._phase = ""
         self._made_before = 0
         self._began = self._last_report_time = time.monotonic()
@@ -184,7 +185,8 @@ class ProgressDisplay:
             return
         if event.phase != self._phase:
             # The first event of a phase arrives after part of its work is done.
-            self._phase, self._began = event.phase, time.monotonic()
+            self._phase = event.phase
+            self._began = time.monotonic()
             self._made_before = event.bytes_done - event.bytes_found
         if can_redraw_stderr():
             self._show_live(event)
@@ -231,7 +233,8 @@ class ProgressDisplay:
 def print_result(console: "Console", result: PrepareResult) -> None:
     """Print the result of a job: documents read, dropped and kept, and the subsets."""
     path = escape_unprintable(str(result.path))
-    counts, grown = result.counts, result.generation > 1 and not result.already_done
+    counts = result.counts
+    grown = result.generation > 1 and not result.already_done
     if result.already_done and not counts.records:
         console.print(f"{path} holds all of this already; nothing to append.")
         console.print(_format_totals(result))
@@ -264,7 +267,8 @@ def print_result(console: "Console", result: PrepareResult) -> None:
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9)
         speed = f" ({format_size(rate)}/s)" if result.input_bytes else ""
-        name, engine = result.tokenizer, result.engine
+        name = result.tokenizer
+        engine = result.engine
         # A tokenizer without an engine is its own engine.
         engine_note = "" if engine.partition(" ")[0] == name else f", engine {engine}"
         summary = f"{path}: done in {format_duration(result.seconds)}{speed}"

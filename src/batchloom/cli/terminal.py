@@ -172,7 +172,8 @@ def print_log(
     """Print the log ``batchloom`` from a level on; with ``--quiet`` only warnings."""
     if is_quiet():
         level = max(level, logging.WARNING)
-    log, handler = logging.getLogger("batchloom"), _PrintingHandler(print_record, level)
+    log = logging.getLogger("batchloom")
+    handler = _PrintingHandler(print_record, level)
     previous_level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -193,7 +194,8 @@ def show_load(name: str) -> Iterator[None]:
     from rich.live import Live  # noqa: PLC0415 - start-up time
     from rich.spinner import Spinner  # noqa: PLC0415
 
-    console, done = plain_console(stderr=True), threading.Event()
+    console = plain_console(stderr=True)
+    done = threading.Event()
     # The loading code may replace sys.stderr.
     console.file = sys.stderr
     spinner = Spinner("dots", f"Loading {name} ...")

@@ -136,7 +136,8 @@ class _LinePrinter:
     """Printer of the lines of a run; with ``--json`` on standard error."""
 
     def __init__(self, *, as_json: bool = False) -> None:
-        self._err, self._quiet = as_json, is_quiet()
+        self._err = as_json
+        self._quiet = is_quiet()
 
     def print_line(self, line: str) -> None:
         """Print a line of progress."""

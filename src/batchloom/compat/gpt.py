@@ -64,7 +64,8 @@ class GPTDataLoader:
         dataset_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         settings = _Settings(config)
-        self.block_size, self.batch_size = settings.block_size, settings.batch_size
+        self.block_size = settings.block_size
+        self.batch_size = settings.batch_size
         self._settings = settings
         check_output(settings.output)
         self._rank, self._world_size = find_world()
@@ -102,7 +103,8 @@ class GPTDataLoader:
                 "train": train.part(0, train_size),
                 "val": train.part(train_size, train.size),
             }
-        self._steps, self._orders = {}, {}
+        self._steps = {}
+        self._orders = {}
 
     def batches_per_epoch(self, split: str = "train") -> int:
         """Return the number of this rank's batches per epoch, rounded up."""
@@ -117,7 +119,8 @@ class GPTDataLoader:
         Raises:
             InputError: there is no data yet, the split is too short, or an id is not in the vocabulary.
         """
-        line, name = self._line(split), SPLITS[split]
+        line = self._line(split)
+        name = SPLITS[split]
         step = self._steps.get(name, 0)
         first = (step * self._world_size + self._rank) * self.batch_size
         rows = [self._window(name, line, n) for n in range(first, first + self.batch_size)]
@@ -129,7 +132,9 @@ class GPTDataLoader:
         return batch["x"], batch["y"]
 
     def _window(self, name: str, line: "_Line", number: int) -> Tokens:
-        count, size, seed = line.windows(self.block_size), self.block_size, self._settings.seed
+        count = line.windows(self.block_size)
+        size = self.block_size
+        seed = self._settings.seed
         epoch, window_index = divmod(number, count)
         cached_epoch, order = self._orders.get(name, (-1, None))
         if order is None or cached_epoch != epoch:
@@ -256,7 +261,8 @@ def _read_shard(path: Path, dtype: str) -> Tokens:
     if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
         refuse_standalone_shard(stem)
         return _read_indexed_shard(stem)
-    view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
+    view = map_file(path)
+    item = np.dtype(dtype).newbyteorder("<")
     if not len(view):
         raise InputMissingError(f"{path} is empty: it has 0 bytes; write it again, or remove it.")
     if len(view) % item.itemsize:
@@ -307,7 +313,8 @@ class IndexedDataset:
         if self._store.manifest is None:
             path = self._store.path
             index = map_index(path.with_name(path.name + ".idx"))
-            self.sequence_lengths, self.document_indices = index.lengths, index.documents
+            self.sequence_lengths = index.lengths
+            self.document_indices = index.documents
         else:
             self.sequence_lengths = self._store.lengths.slice(0, len(self._store)).view("<i4")
             self.document_indices = np.arange(len(self._store) + 1)
@@ -403,8 +410,10 @@ class PretrainingDataset:
                 "batchloom.Loader, whose batches have loss_weights."
             )
         resolved_tokenizer = tokenizer_of(tokenizer)
-        self._end_id, self._vocab_size = resolved_tokenizer.end_id, resolved_tokenizer.vocab_size
-        self._seq_length, self._output = seq_length, output
+        self._end_id = resolved_tokenizer.end_id
+        self._vocab_size = resolved_tokenizer.vocab_size
+        self._seq_length = seq_length
+        self._output = output
         lengths = self.store.lengths.slice(0, len(self.store))
         self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.contents.removed)
 

@@ -128,9 +128,13 @@ class RankedBatches(Sequence[Pair]):
         streaming: bool,
         output: str,
     ) -> None:
-        self._name, self._ranks, self._tokenizer, self._spec = name, ranks, tokenizer, spec
+        self._name = name
+        self._ranks = ranks
+        self._tokenizer = tokenizer
+        self._spec = spec
         self._count, self._rows = sizes
-        self._streaming, self._output = streaming, output
+        self._streaming = streaming
+        self._output = output
         self._cursor: tuple[int, Iterator[Pair]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,7 +156,8 @@ class RankedBatches(Sequence[Pair]):
             raise IndexError(f"There is no batch {number}: there are {self._count:,}.")
         next_index, batches = self._cursor or (0, self._batches())
         if next_index > index:
-            next_index, batches = 0, self._batches()
+            next_index = 0
+            batches = self._batches()
         for _ in range(index - next_index):
             next(batches)
         batch = next(batches)
@@ -216,10 +221,13 @@ class RankedBatches(Sequence[Pair]):
         for batch in encoder.encode(listing.sources, *self._ranks):
             for batch_part in _split_batch(batch, self._spec.pool_size - size, self._spec.pool_size):
                 buffer.append(batch_part)
-                size, tokens = size + batch_part.lengths.size, tokens + batch_part.ids.size
+                size = size + batch_part.lengths.size
+                tokens = tokens + batch_part.ids.size
                 if size >= self._spec.pool_size or tokens >= _MOST_TOKENS:
                     yield buffer
-                    buffer, size, tokens = [], 0, 0
+                    buffer = []
+                    size = 0
+                    tokens = 0
         counters.check_bad_records()
         if buffer:
             yield buffer

@@ -84,7 +84,8 @@ class MultiModalDataset:
         with _lock_folder(self._folder):
             result = prepare(self._config, out=self._folder, val_fraction=0)
         _LOG.info("%s documents are in %s.", f"{result.counts.documents:,}", self._folder)
-        self._store, self._process_loader = open_store(self._folder), None
+        self._store = open_store(self._folder)
+        self._process_loader = None
         self._by_row = stacks_features_by_row(self._store)
         self._get_loader().announce()
 
@@ -147,7 +148,8 @@ class MultiModalDataset:
 
         Samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
         """
-        loader, row_lengths = self._get_loader(), list[int]()
+        loader = self._get_loader()
+        row_lengths = list[int]()
         for start in range(0, len(loader), _AT_ONCE):
             rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
             tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])

@@ -54,7 +54,8 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         if size < 1:
             raise_problems([f"batch_size: {quote_value(batch_size)} is not a whole number of at least 1"])
         self._rows = MultiModalDataset(config, out=out, seed=seed, output=output, media=media)
-        self._batch, self._requested_world = size, (rank, world_size)
+        self._batch = size
+        self._requested_world = (rank, world_size)
         self._world = self._resolve_world()
         self._is_divided = False
 

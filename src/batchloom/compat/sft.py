@@ -95,7 +95,8 @@ def iter_jsonl_file(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 def _make_parser(formatter: str | Formatter | None, source: Source) -> RecordParser:
     """Make the parser for the records of a source, as the formatter says."""
     rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
-    chat, mapping = ChatRecipe(template=_get_template(formatter)), dict[str, str]()
+    chat = ChatRecipe(template=_get_template(formatter))
+    mapping = dict[str, str]()
     if formatter is None or isinstance(formatter, str):
         if source.kind in ("text", "code"):
             return RecordParser(_RULES)
@@ -183,7 +184,8 @@ class SFTDataset:
         if (as_int(max_seq_length) or 0) < 2:
             raise SettingsError([f"max_seq_length: {quote_value(max_seq_length)} is not a number above 1"])
         check_output(output)
-        self._output, self._max_seq_length = output, max_seq_length
+        self._output = output
+        self._max_seq_length = max_seq_length
         resolved_tokenizer = tokenizer_of(tokenizer)
         encoder = DirectEncoder(resolved_tokenizer, partial(_make_parser, formatter), _refuse, _get_template(formatter))
         encoded = list(encoder.encode(list_sources([_format_location(path_or_id, split)]).sources))
@@ -239,7 +241,8 @@ class SFTDataset:
         return as_asked(batch, self._output)
 
     def _row(self, document: int) -> tuple[Any, LossFlags]:
-        number, start = np.array([document]), np.zeros(1, np.int64)
+        number = np.array([document])
+        start = np.zeros(1, np.int64)
         length = np.minimum(self._documents.lengths.take(number), self._max_seq_length).astype(np.int64)
         (ids,) = self._documents.read(number, start, length)
         (flags,) = self._documents.flags(number, start, length)

@@ -26,7 +26,8 @@ class WorkerClient:
     """
 
     def __init__(self, config: WorkerConfig, print_line: Callable[[str], None] = print) -> None:
-        self.config, self._print_line = config, print_line
+        self.config = config
+        self._print_line = print_line
         self._started = False
         self._leave = LeaveEvent()
         self._running: asyncio.Task[WorkerReport] | None = None

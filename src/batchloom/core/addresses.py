@@ -94,7 +94,8 @@ def expand_braces(text: str) -> list[str]:
         return [text]
     alternatives = match[1].split(",")
     if bounds := _BRACE_RANGE.fullmatch(match[1]):
-        first, last = int(bounds[1]), int(bounds[2])
+        first = int(bounds[1])
+        last = int(bounds[2])
         is_padded = any(len(bound.lstrip("-")) > 1 and bound.lstrip("-")[0] == "0" for bound in bounds.groups())
         width = max(map(len, bounds.groups())) if is_padded else 0
         numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
@@ -117,7 +118,8 @@ def make_input_labels(inputs: Sequence[str]) -> list[str]:
     glob, from the first part with a wildcard), with more parts if labels would collide. A URL loses
     credentials and query. Bytes that are not UTF-8 are replaced.
     """
-    names, labels_by_path = UniqueNames(), dict[str, str]()
+    names = UniqueNames()
+    labels_by_path = dict[str, str]()
     for path, label in list_paths_and_labels(inputs):
         if path not in labels_by_path:
             labels_by_path[path] = names.make_unique(label)

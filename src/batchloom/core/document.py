@@ -75,8 +75,12 @@ class Records:
 
     def convert(self, convert_value: Callable[[Any], Any], excerpt: Callable[[Any], str]) -> None:
         """Convert the values; an UnusableRecordError makes a bad record with an excerpt."""
-        values, records, offsets = self.values, self.records, self.offsets
-        self.values, self.records, self.offsets = [], [], []
+        values = self.values
+        records = self.records
+        offsets = self.offsets
+        self.values = []
+        self.records = []
+        self.offsets = []
         weights: list[float] = []
         for value, record, offset in zip(values, records, offsets, strict=True):
             try:

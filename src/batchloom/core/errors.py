@@ -84,7 +84,10 @@ class RecordError(InputError):
         row: int | None = None,
     ) -> None:
         Exception.__init__(self, self._sentence(file, line, column, reason, row))
-        self.file, self.line, self.column, self.reason = file, line, column, reason
+        self.file = file
+        self.line = line
+        self.column = column
+        self.reason = reason
         self.row = row
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,8 +115,11 @@ class InvalidJsonError(RecordError, json.JSONDecodeError):
         row: int | None = None,
     ) -> None:
         super().__init__(file, line, column, reason, row)
-        self.msg, self.doc, self.pos = reason.removeprefix(INVALID_JSON_PREFIX), "", 0
-        self.lineno, self.colno = line or 1, column or 1
+        self.msg = reason.removeprefix(INVALID_JSON_PREFIX)
+        self.doc = ""
+        self.pos = 0
+        self.lineno = line or 1
+        self.colno = column or 1
 
     @staticmethod
     def _sentence(file: str, line: int | None, column: int | None, reason: str, row: int | None) -> str:
@@ -156,7 +162,8 @@ class SchemaError(InputError):
 
     def __init__(self, reason: str, columns: Sequence[str] = (), suggestion: str | None = None) -> None:
         super().__init__(reason)
-        self.columns, self.suggestion = tuple(columns), suggestion
+        self.columns = tuple(columns)
+        self.suggestion = suggestion
 
 
 class TooManyBadRecordsError(InputError):

@@ -149,7 +149,9 @@ class RangeFile(io.RawIOBase):
     """
 
     def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
-        self._size, self._read_range, self._position = size, read_range, 0
+        self._size = size
+        self._read_range = read_range
+        self._position = 0
 
     def readable(self) -> bool:
         """Return True."""

@@ -12,10 +12,14 @@ HashKey = tuple[int, int]
 
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_U30, _U27, _U31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_U30 = np.uint64(30)
+_U27 = np.uint64(27)
+_U31 = np.uint64(31)
 _U48 = np.uint64(48)
-_N1, _N2 = np.uint64(_M1), np.uint64(_M2)
+_N1 = np.uint64(_M1)
+_N2 = np.uint64(_M2)
 
 
 def mix_in_place(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 _LOG = logging.getLogger("batchloom")
 _PACKAGE = Path(__file__).parents[1]
-KERNEL_SOURCE, WORDS_SOURCE = _PACKAGE / "batches/assembly/kernel.c", _PACKAGE / "text/words.c"
+KERNEL_SOURCE = _PACKAGE / "batches/assembly/kernel.c"
+WORDS_SOURCE = _PACKAGE / "text/words.c"
 MAPPED_FILES_SOURCE = _PACKAGE / "store/format/mapped_files.c"
 SOURCES = (KERNEL_SOURCE, WORDS_SOURCE, MAPPED_FILES_SOURCE)
 

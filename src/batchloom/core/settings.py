@@ -191,7 +191,9 @@ def find_choice_problem(value: object, choices: Collection[str]) -> str:
 
 
 def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str:
-    minimum, below, maximum = setting.minimum or 0, setting.below, setting.maximum
+    minimum = setting.minimum or 0
+    below = setting.below
+    maximum = setting.maximum
     most = math.inf if maximum is None else maximum
     if whole:
         number: Any = as_int(value)
@@ -325,7 +327,8 @@ def to_plain(spec: object) -> dict[str, Any]:
     forms = {field.name: field.form for field in list_written_fields(type(spec))}
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
-        value, form = getattr(spec, field.name), forms.get(field.name, _NO_FORM)
+        value = getattr(spec, field.name)
+        form = forms.get(field.name, _NO_FORM)
         if not field.compare or (form.omit_default and value == _get_default(field)):
             continue
         if form.prefix is not None:
@@ -347,7 +350,8 @@ def parse_short_forms(classes: Iterable[type], values: Mapping[str, Any]) -> tup
     Returns:
         The values by name, without those that cannot be parsed; and the problems of these.
     """
-    parsed, problems = dict(values), list[str]()
+    parsed = dict(values)
+    problems = list[str]()
     for field in [field for cls in classes for field in list_written_fields(cls)]:
         if field.form.parse is not None and parsed.get(field.name) is not None:
             try:
@@ -438,7 +442,8 @@ def value_to_plain(value: Any) -> Any:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    args = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(args, value, path)
     if origin is typing.Literal:

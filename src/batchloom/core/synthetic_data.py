@@ -17,7 +17,8 @@ from batchloom.core.settings import as_int, coerce_int_fields, quote_value, rais
 
 SyntheticContent = Literal["random", "text"]
 # The first gives the same batch on every rank, the second a share for each.
-DUMMY, DISTRIBUTED_DUMMY = "dummy", "distributed_dummy"
+DUMMY = "dummy"
+DISTRIBUTED_DUMMY = "distributed_dummy"
 SYNTHETIC_NAMES = (DUMMY, DISTRIBUTED_DUMMY)
 # Label in manifests, log lines and batches.
 SYNTHETIC = "synthetic"
@@ -34,9 +35,12 @@ _BOUNDS = {
 _CONTENTS = ("random", "text")
 # A run of text restarts at each multiple of _RUN_PERIOD, and at one in _RESTART_PERIOD other positions (powers
 # of 2).
-_RUN_PERIOD, _RESTART_PERIOD = 16, 8
+_RUN_PERIOD = 16
+_RESTART_PERIOD = 8
 _STEP = np.uint64(GOLDEN)
-_U3, _U29, _U32 = np.uint64(3), np.uint64(29), np.uint64(32)
+_U3 = np.uint64(3)
+_U29 = np.uint64(29)
+_U32 = np.uint64(32)
 _CHUNK_DOCUMENTS = 1 << 20
 
 Ids = NDArray[np.int64]
@@ -197,13 +201,15 @@ class SyntheticDocuments:
 
         A span is generated from the multiple of the longest run before it, and cut.
         """
-        words, early = self.spec.vocab - 1, starts % _RUN_PERIOD
+        words = self.spec.vocab - 1
+        early = starts % _RUN_PERIOD
         longer = lengths + early
         hashes = _hash_tokens(streams, starts - early, longer)
         before = np.cumsum(longer) - longer
         positions = np.arange(hashes.size) + np.repeat((starts - early) - before, longer)
         fresh = (positions & (_RUN_PERIOD - 1) == 0) | (hashes & np.uint64(_RESTART_PERIOD - 1) == 0)
-        begins, runs = np.flatnonzero(fresh), np.cumsum(fresh) - 1
+        begins = np.flatnonzero(fresh)
+        runs = np.cumsum(fresh) - 1
         # The position of a word in its run is added to the first word of the run.
         firsts = _sample_zipf(hashes[begins], words) - begins.astype(np.uint64)
         ids: NDArray[np.uint64] = firsts[runs] + np.arange(hashes.size, dtype=np.uint64)

@@ -181,7 +181,8 @@ class _NodeChecker:
             self._check_keys(node)
             children = [value for _, value in node.value]
         sizes = [self.measure(child) for child in children]
-        size, depth = 1 + sum(size for size, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
+        size = 1 + sum(size for size, _ in sizes)
+        depth = 1 + max((depth for _, depth in sizes), default=0)
         if size > _MAX_VALUES:
             raise self._error(node, f"more than {_MAX_VALUES:,} values, aliases followed; write fewer")
         if depth > _MAX_DEPTH:

@@ -35,7 +35,8 @@ def train(model: Any, job: Job) -> None:
     require_agreement(loader)
     for batch in loader:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without communication
-        total, parts = torch.zeros(()), batch.split(job.batch_size)
+        total = torch.zeros(())
+        parts = batch.split(job.batch_size)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with nullcontext() if last or ranks == 1 else learner.no_sync():

@@ -31,7 +31,8 @@ def train(model: Any, job: Job) -> None:
         use_cpu=True,
         bf16=False,
     )
-    store, size = open_store(job.data), job.global_batch_size
+    store = open_store(job.data)
+    size = job.global_batch_size
     loader = Loader(store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps)
     parts = make_trainer_parts(loader, args)
     # For your model use AutoTokenizer.from_pretrained(...). The rows have ids, so it is only saved with the

@@ -17,11 +17,14 @@ class Learner(LightningModule):  # type: ignore[misc]
 
     def __init__(self, model: Any, job: Job) -> None:
         super().__init__()
-        self.model, self.job, self.total = model, job, 0.0
+        self.model = model
+        self.job = job
+        self.total = 0.0
 
     def training_step(self, batch: Any, number: int) -> Any:
         """Return the loss of a micro-batch, which Lightning averages over all of them."""
-        count, passes = self.trainer.datamodule.loss_divisor, self.trainer.accumulate_grad_batches
+        count = self.trainer.datamodule.loss_divisor
+        passes = self.trainer.accumulate_grad_batches
         loss = self.model(**batch, use_cache=False, num_items_in_batch=count).loss
         self.total *= number % passes > 0
         self.total += self.trainer.strategy.reduce(loss.detach()).item() / passes

@@ -166,12 +166,14 @@ def has_mp3_length(content: MediaContent) -> bool:
 def count_mp3_samples(content: MediaContent) -> int:
     """Count the samples per channel in the frames of an MP3."""
     data = content.read(0, content.size)
-    offset, samples = _skip_id3_tag(content), 0
+    offset = _skip_id3_tag(content)
+    samples = 0
     while (frame := _parse_frame_header(data[offset : offset + 4])) is not None:
         size, frame_samples = frame
         if offset + size > len(data):
             break
-        offset, samples = offset + size, samples + frame_samples
+        offset = offset + size
+        samples = samples + frame_samples
     return samples
 
 
@@ -188,7 +190,9 @@ def _parse_frame_header(head: bytes) -> tuple[int, int] | None:
     """Return (bytes, samples) of a frame; None if this is no frame header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
-    version, bitrate_index, sample_rate_index = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
+    version = head[1] >> 3 & 3
+    bitrate_index = head[2] >> 4
+    sample_rate_index = head[2] >> 2 & 3
     if version == 1 or sample_rate_index == 3 or not 0 < bitrate_index < 15:
         return None
     kilobits_per_second = (_BITRATES_MPEG1 if version == 3 else _BITRATES_MPEG2)[bitrate_index]

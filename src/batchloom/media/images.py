@@ -30,11 +30,13 @@ _FORMATS_WITH_END = ("JPEG", "PNG", "GIF", "WebP")
 _METADATA_CHUNKS = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
 _ANIMATED_FORMATS = ("GIF", "PNG", "WebP", "AVIF")
 _READABLE_FORMATS = ", ".join(list(_PILLOW_PLUGINS)[:-1]) + " and AVIF"
-_ORIENTATION_TAG, _ROTATED_ORIENTATIONS = 0x0112, (5, 6, 7, 8)
+_ORIENTATION_TAG = 0x0112
+_ROTATED_ORIENTATIONS = (5, 6, 7, 8)
 _AVIF_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
 _MAX_SHOWN_BYTES = 16
-_PNG_HEADER_BYTES, _PNG_CHUNK_BYTES = 8, 12
+_PNG_HEADER_BYTES = 8
+_PNG_CHUNK_BYTES = 12
 
 
 def inspect_image(content: MediaContent, limits: MediaLimits) -> ImageFacts:

@@ -41,7 +41,8 @@ class BytesContent:
     __slots__ = ("_data", "size")
 
     def __init__(self, data: bytes) -> None:
-        self._data, self.size = data, len(data)
+        self._data = data
+        self.size = len(data)
 
     def read(self, start: int, stop: int) -> bytes:
         """See :class:`MediaContent`."""

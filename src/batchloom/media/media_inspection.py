@@ -112,7 +112,8 @@ class MediaResolver:
         """Refuse a path that leaves the folder through a symbolic link."""
         if self.follow_links:
             return
-        real, folder = os.path.realpath(path), os.path.realpath(self.folder)
+        real = os.path.realpath(path)
+        folder = os.path.realpath(self.folder)
         if not real.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
                 f"is outside {self.folder}, through a symbolic link to {redact_url(real):.300}; if this is intended, "
@@ -157,7 +158,9 @@ class MediaInspector:
         *,
         embed: bool,
     ) -> None:
-        self._resolver, self._kinds, self._embed = resolver, frozenset(kinds), embed
+        self._resolver = resolver
+        self._kinds = frozenset(kinds)
+        self._embed = embed
         self._sampling = sampling
         self._cached_headers = lru_cache(_MAX_CACHED_HEADERS)(self._read_headers)
 

@@ -255,7 +255,8 @@ def _check_image_settings(files: ProcessorFiles, folder: Path, settings: Mapping
     ]
     problems = find_unknown_settings(settings, names, "media.image_settings.")
     size = getattr(image, "size", None) or {}
-    least, most = size.get("shortest_edge", 0), size.get("longest_edge", math.inf)
+    least = size.get("shortest_edge", 0)
+    most = size.get("longest_edge", math.inf)
     if not problems and set(settings) & set(PIXEL_LIMITS) and least > most:
         problems.append(
             f"media.image_settings.max_pixels: {most:,} is less than min_pixels, {least:,}; change one of them"
@@ -269,7 +270,8 @@ def _open_files(files: ProcessorFiles, folder: Path, tokenizer: Path | None) -> 
     image, _ = _try_load(transformers.AutoImageProcessor, folder)
     sound, _ = _try_load(transformers.AutoFeatureExtractor, folder)
     tokens = _collect_tokens(transformers, processor, (folder, tokenizer))
-    families, notes = {}, []
+    families = {}
+    notes = []
     family, disagreement = _choose_family(files, folder, ProcessorParts(files.config, image, sound, tokens), processor)
     if family is not None and disagreement:
         notes.append(f"{files.name} is run once for each size of a medium: {disagreement}")
@@ -426,10 +428,8 @@ def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_p
                 count = rendered_text.count(family.token)
                 return f"{_describe_facts(facts)} is written with {count:,} tokens, not {sum(expansion.runs):,}"
         elif isinstance(family, SplitFamily) and isinstance(facts, ImageFacts):
-            installed_tiles, expected_tiles = (
-                _get_installed_tiles(image_processor, facts),
-                family.count_tiles(facts),
-            )
+            installed_tiles = _get_installed_tiles(image_processor, facts)
+            expected_tiles = family.count_tiles(facts)
             if installed_tiles != (expected_tiles if family.splits else (0, 0)):
                 became = f"becomes {installed_tiles} rows and columns of tiles, not {expected_tiles}"
                 return f"{_describe_facts(facts)} {became}"

@@ -80,19 +80,23 @@ class PatchGridFamily(ProcessorFamily):
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         image = _require_image(facts)
         height, width = self.compute_resized_size(image)
-        rows, columns = height // self.patch, width // self.patch
+        rows = height // self.patch
+        columns = width // self.patch
         count = rows * columns // self.merge**2
         return PlaceholderExpansion(self.token, (count,), (1, rows, columns))
 
     def compute_resized_size(self, image: ImageFacts) -> tuple[int, int]:
         """Return height and width after ``smart_resize`` of transformers' qwen2_vl."""
-        height, width, factor = image.height, image.width, self.patch * self.merge
+        height = image.height
+        width = image.width
+        factor = self.patch * self.merge
         if max(height, width) / min(height, width) > 200:
             raise UnusableRecordError(
                 f"has {width:,} x {height:,} pixels, but the processor takes no image with one side more than 200 "
                 "times the other: crop it"
             )
-        tall, wide = round(height / factor) * factor, round(width / factor) * factor
+        tall = round(height / factor) * factor
+        wide = round(width / factor) * factor
         if tall * wide > self.most_pixels:
             beta = math.sqrt((height * width) / self.most_pixels)
             tall = max(factor, math.floor(height / beta / factor) * factor)
@@ -139,8 +143,10 @@ class TileFamily(ProcessorFamily):
                 f"has {image.width:,} x {image.height:,} pixels, and the processor would put none of them into its "
                 "tiles, because one side is much longer than the other: crop it"
             )
-        rows, columns = self.height // self.patch, self.width // self.patch
-        tall, wide = rows * (best[0] // self.height), columns * (best[1] // self.width)
+        rows = self.height // self.patch
+        columns = self.width // self.patch
+        tall = rows * (best[0] // self.height)
+        wide = columns * (best[1] // self.width)
         if image.width / image.height > wide / tall:
             visible_side = int(round(image.height * (wide / image.width), 7))
             tall -= (tall - visible_side) // 2 * 2
@@ -156,14 +162,18 @@ class TileFamily(ProcessorFamily):
 
         The algorithm is transformers' ``select_best_resolution``.
         """
-        best, most, least = None, 0, math.inf
+        best = None
+        most = 0
+        least = math.inf
         for height, width in self.pinpoints:
             scale = min(width / image.width, height / image.height)
             visible_pixels = int(image.width * scale) * int(image.height * scale)
             effective = min(visible_pixels, image.width * image.height)
             wasted = height * width - effective
             if effective > most or (effective == most and wasted < least):
-                best, most, least = (height, width), effective, wasted
+                best = (height, width)
+                most = effective
+                least = wasted
         return best
 
 
@@ -200,11 +210,15 @@ class SplitFamily(ProcessorFamily):
         height, width = self._resize_longest_side(image.height, image.width)
         aspect = width / height
         if width >= height and width > _MAX_SIDE:
-            height, width = int(_MAX_SIDE / aspect), _MAX_SIDE
+            height = int(_MAX_SIDE / aspect)
+            width = _MAX_SIDE
         elif height > width and height > _MAX_SIDE:
-            height, width = _MAX_SIDE, int(_MAX_SIDE * aspect)
-        height, width = max(height, 1), max(width, 1)
-        aspect, side = width / height, self.side
+            height = _MAX_SIDE
+            width = int(_MAX_SIDE * aspect)
+        height = max(height, 1)
+        width = max(width, 1)
+        aspect = width / height
+        side = self.side
         if width >= height:
             width = math.ceil(width / side) * side
             height = math.ceil(int(width / aspect) / side) * side
@@ -317,14 +331,16 @@ def _make_patch_grid(parts: ProcessorParts) -> ProcessorFamily | None:
     token = parts.tokens.get("image_token", "<|image_pad|>")
     image = parts.image
     size = _get_size(image, "size")
-    least, most = size.get("shortest_edge"), size.get("longest_edge")
+    least = size.get("shortest_edge")
+    most = size.get("longest_edge")
     if image is None or not (image.do_resize and least and most):
         return None
     return PatchGridFamily(token, token, image.patch_size, image.merge_size, least, most)
 
 
 def _make_llava(parts: ProcessorParts) -> ProcessorFamily | None:
-    encoder_size, patch = parts.encoder_size, parts.config.get("patch_size")
+    encoder_size = parts.encoder_size
+    patch = parts.config.get("patch_size")
     if encoder_size is None or not patch:
         return None
     token = parts.image_token
@@ -333,7 +349,8 @@ def _make_llava(parts: ProcessorParts) -> ProcessorFamily | None:
 
 
 def _make_tiles(parts: ProcessorParts) -> ProcessorFamily | None:
-    encoder_size, patch = parts.encoder_size, parts.config.get("patch_size")
+    encoder_size = parts.encoder_size
+    patch = parts.config.get("patch_size")
     if encoder_size is None or not patch:
         return None
     token = parts.image_token

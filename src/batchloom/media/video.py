@@ -186,7 +186,8 @@ class _VideoDecoder:
     """An open video that returns the frame at a time; ascending times are fastest."""
 
     def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self.stream = container, stream
+        self._container = container
+        self.stream = stream
         self._origin = stream.start_time or 0
         self._frames: Iterator[Any] = iter(())
         self._current: _TimedFrame | None = None

@@ -29,9 +29,11 @@ Weights = Mapping[str, Any] | Literal["size"]
 
 MAX_SOURCES = 1000
 # Bounds of weights above 0, so that their products and sums neither underflow nor overflow.
-MIN_WEIGHT, MAX_WEIGHT = 1e-100, 1e100
+MIN_WEIGHT = 1e-100
+MAX_WEIGHT = 1e100
 _GROUP_KEYS = {"weight", "sources"}
-_MAX_SEED, _MAX_START = (1 << 128) - 1, (1 << 62) - 1
+_MAX_SEED = (1 << 128) - 1
+_MAX_START = (1 << 62) - 1
 _POSITIVE_DESCRIPTION = f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 
 
@@ -327,17 +329,20 @@ def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
             )
 
 
-MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20
+MIN_PERIOD = 1 << 16
+MAX_PERIOD = 1 << 20
 _MAX_SHARE_ERROR = 0.01
 # A source is measured on this many documents, or on a full pool if they make few sequences. With many sources the
 # measurement takes most of the time to the first batch.
-_SAMPLE_DOCUMENTS, _MIN_SEQUENCES = 2048, 256
+_SAMPLE_DOCUMENTS = 2048
+_MIN_SEQUENCES = 256
 
 
 @lru_cache(maxsize=16)
 def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
     """Return the source of each slot of a period of ``sum(counts)`` slots, int32."""
-    period, sources = sum(counts), len(counts)
+    period = sum(counts)
+    sources = len(counts)
     share = np.array(counts, np.int64)
     owner = np.repeat(np.arange(sources), share)
     number = np.arange(period) - np.repeat(np.cumsum(share) - share, share)
@@ -348,8 +353,11 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
     heap: list[int] = []
     dates = deadlines[order].tolist()
     ends = np.cumsum(np.bincount(number * period // owner_counts, minlength=period)).tolist()
-    push, pop, push_pop = heapq.heappush, heapq.heappop, heapq.heappushpop
-    served, begin = [], 0
+    push = heapq.heappush
+    pop = heapq.heappop
+    push_pop = heapq.heappushpop
+    served = []
+    begin = 0
     for end in ends:
         if begin == end:
             served.append(pop(heap))
@@ -465,7 +473,8 @@ def flatten_weights(
     total = sum(float(entry["weight"] if isinstance(entry, Mapping) else entry) for entry in weights.values())
     for name, weight in weights.items():
         if isinstance(weight, Mapping):
-            inner, group_weight = weight["sources"], float(weight["weight"])
+            inner = weight["sources"]
+            group_weight = float(weight["weight"])
             if not group_weight:
                 continue
             if isinstance(inner, Mapping):
@@ -500,7 +509,8 @@ def _weigh_by_size(sizes: Mapping[str, float], temperature: float, caps: EpochCa
             f"needs {caps.tokens:,}. Give fewer steps, or a most_epochs of at least "
             f"{caps.tokens / (max_tokens / caps.most_epochs):.3g}."
         )
-    remaining_tokens, shares = float(caps.tokens), {}
+    remaining_tokens = float(caps.tokens)
+    shares = {}
     ascending = sorted(sizes, key=lambda name: (sizes[name], name))
     for number, name in enumerate(ascending):
         shares[name] = min(remaining_tokens / (len(ascending) - number), sizes[name] * caps.most_epochs)

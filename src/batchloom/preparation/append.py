@@ -43,7 +43,8 @@ def check_same_recipe(
     if base.recipe.get("source") == SYNTHETIC:
         check_base_has_recipe(base, out)
     for name in ("val_fraction", "test_fraction"):
-        stored_value, requested_value = base.recipe.get(name), getattr(recipe, name)
+        stored_value = base.recipe.get(name)
+        requested_value = getattr(recipe, name)
         if stored_value is not None and stored_value != requested_value:
             raise StoreConflictError(
                 f"{out} was prepared with {name} {stored_value:g}, but {requested_value:g} is requested: equal "
@@ -140,7 +141,8 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
         entries_by_name.setdefault((source_entry.name, source_entry.bytes), []).append(source_entry)
     for (path, size, _), entries in reported_files.items():
         entries_by_name.setdefault((path, size), []).extend(entries)
-    new_sources, changed_names = [], []
+    new_sources = []
+    changed_names = []
     for source, reported_source in zip(listing.sources, make_report_sources(listing.sources), strict=True):
         if not hashed and (reported_source.path, reported_source.bytes, reported_source.mtime_ns) in reported_files:
             continue
@@ -151,7 +153,8 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
         new_sources.append(source)
         if reported_source.path in reported_paths:
             changed_names.append(source.name)
-    known_count, notes = len(listing.sources) - len(new_sources), list(listing.notes)
+    known_count = len(listing.sources) - len(new_sources)
+    notes = list(listing.notes)
     if known_count:
         notes.append(
             f"{format_count(known_count, 'input')} of {len(listing.sources):,} "

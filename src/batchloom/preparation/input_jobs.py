@@ -67,8 +67,13 @@ class PrepareJob:
         log: PrepareLog,
         report: PrepareReport | None,
     ) -> None:
-        self._request, self._out, self._listing, self._spool = request, out, listing, spool
-        self._settings, self._log, self._report = settings, log, report
+        self._request = request
+        self._out = out
+        self._listing = listing
+        self._spool = spool
+        self._settings = settings
+        self._log = log
+        self._report = report
 
     def find_finished(self) -> PrepareResult | None:
         """Return the result of the store that this job has made; None without a store."""
@@ -87,7 +92,8 @@ class PrepareJob:
         return self._find_finished(fitting)
 
     def _find_finished(self, listing: SourceListing) -> PrepareResult | None:
-        request, out = self._request, self._out
+        request = self._request
+        out = self._out
         with pause_gc():
             job = RequestedJob(request.recipe, listing, request.tokenizer_state, self._settings.hash_inputs)
             manifest = job.find_finished_store(out, self._report)
@@ -141,8 +147,12 @@ class AppendJob:
         base: Manifest,
     ) -> None:
         check_same_recipe(request.recipe, base, out, request.tokenizer_state)
-        self._request, self._out, self._spool = request, out, spool
-        self._settings, self._log, self._base = settings, log, base
+        self._request = request
+        self._out = out
+        self._spool = spool
+        self._settings = settings
+        self._log = log
+        self._base = base
         self._parsers = RecordParsers(request.recipe, settings.limits)
         self._listing = self._select_inputs(listing)
 
@@ -222,7 +232,8 @@ def _check_input_count(files: int) -> None:
 
 def _check_bad_records(manifest: Manifest, recipe: Recipe, out: Path) -> None:
     """Raise if a finished store was made of more bad records than are allowed now."""
-    bad, records = manifest.counts.quarantined, manifest.counts.records
+    bad = manifest.counts.quarantined
+    records = manifest.counts.records
     if bad > count_allowed_bad(recipe.max_bad, records):
         raise TooManyBadRecordsError(
             f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "

@@ -35,8 +35,10 @@ class PlainStoreJob:
         list_differences: Callable[[Manifest], list[str]],
         write: Callable[[WorkFolder], Manifest],
     ) -> None:
-        self._out, self._identity = out, identity
-        self._list_differences, self._write = list_differences, write
+        self._out = out
+        self._identity = identity
+        self._list_differences = list_differences
+        self._write = write
         self._began = time.perf_counter()
 
     def find_finished(self) -> PrepareResult | None:

@@ -59,7 +59,8 @@ def prepare(
     check_option_names("prepare", options, PrepareOptions)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
-    settings, recipe_options = make_run_settings(options), drop_run_options(options)
+    settings = make_run_settings(options)
+    recipe_options = drop_run_options(options)
     build_request = partial(make_append_request, out=out) if settings.append else make_request
     with write_python_data(inputs, recipe_options.get("tokenizer"), _find_near_folder(folder)) as data:
         if data.tokenizer is not None:

@@ -44,9 +44,13 @@ class PrepareRun:
         record_parsers: RecordParsers,
         base: Manifest | None = None,
     ) -> None:
-        self._work, self._request, self._recipe = work, request, request.recipe
+        self._work = work
+        self._request = request
+        self._recipe = request.recipe
         self._settings = replace(settings, unit_bytes=settings.unit_bytes or find_unit_bytes(work, listing))
-        self._listing, self._log, self._base = listing, log, base
+        self._listing = listing
+        self._log = log
+        self._base = base
         self._record_parsers = record_parsers
         unread = settings.hash_inputs and not listing.content
         self._content = hash_sources(listing.sources) if unread else listing.content
@@ -68,7 +72,8 @@ class PrepareRun:
 
     def _announce(self) -> None:
         """Note what will be done with every source, before work begins."""
-        sources, parsers = self._listing.sources, self._record_parsers
+        sources = self._listing.sources
+        parsers = self._record_parsers
         self._log.report(prepare_notes.describe_reading(sources, parsers, self._recipe))
         check_one_objective(sources, parsers)
         if self._settings.for_loader:
@@ -156,7 +161,10 @@ class PrepareRun:
         starts_over: bool,
     ) -> JobResults:
         """Run all phases with the records excluded so far."""
-        recipe, log, work, parsers = self._recipe, self._log, self._work, self._record_parsers
+        recipe = self._recipe
+        log = self._log
+        work = self._work
+        parsers = self._record_parsers
         names, segments = unit_names.make_names()
         folders = [work.unit(name) for name in names]
         if work.follow(names) and not starts_over:

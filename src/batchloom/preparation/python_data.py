@@ -151,7 +151,8 @@ def _write_tables(tables: Iterable[Any], folder: Path) -> str:
 
     path = folder / "data.arrow"
     with contextlib.ExitStack() as stack:
-        file, writer = stack.enter_context(path.open("wb")), None
+        file = stack.enter_context(path.open("wb"))
+        writer = None
         for table in tables:
             # The metadata hold versions of the library that made the table, and a file has one dictionary for a column.
             types = [

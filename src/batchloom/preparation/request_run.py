@@ -71,7 +71,8 @@ def run_recipe(
         request: origin of the recipe: its notes, and the tokenizer that a store holds.
         settings: settings of the run.
     """
-    settings, log = settings or RunSettings(), PrepareLog(listener)
+    settings = settings or RunSettings()
+    log = PrepareLog(listener)
     request = PrepareRequest(recipe) if request is None else replace(request, recipe=recipe)
     if synthetic_spec := parse_synthetic_input(recipe.inputs):
         return write_synthetic(synthetic_spec, recipe, out, listener)

@@ -139,7 +139,8 @@ def begin_or_resume(
         StoreConflictError: the folder holds work of another recipe, other inputs or another
             version.
     """
-    previous_job, has_results = work.job(), work.has_results()
+    previous_job = work.job()
+    has_results = work.has_results()
     if previous_job is None or not (has_results or has_learned_tokenizer(work)):
         work.clear()
         work.begin(job)
@@ -203,7 +204,8 @@ class _SourceIdentities(CompactSequence[tuple[str, int, int]]):
     """Name, bytes and time of each source; time 0 if contents identify them."""
 
     def __init__(self, sources: Sequence[Source], *, has_content: bool) -> None:
-        self._sources, self._has_content = sources, has_content
+        self._sources = sources
+        self._has_content = has_content
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -308,7 +310,8 @@ def _describe_list_changes(previous: list[tuple[str, int]], current: list[tuple[
     """List the differences between two lists of (name, bytes), in a few words each."""
     if previous == current:
         return []
-    old, new = dict(previous), dict(current)
+    old = dict(previous)
+    new = dict(current)
     differences = [f"inputs: {name} is new" for name in new if name not in old]
     differences += [f"inputs: {name} is missing" for name in old if name not in new]
     differences += [
@@ -356,7 +359,8 @@ def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
     digests = []
     with PartStream(source) as stream:
         for part in entry.parts:
-            digest, remaining_bytes = xxhash.xxh3_128(), part.stop - part.start
+            digest = xxhash.xxh3_128()
+            remaining_bytes = part.stop - part.start
             while remaining_bytes and (data := stream.read(min(remaining_bytes, 1 << 20))):
                 digest.update(data)
                 remaining_bytes -= len(data)

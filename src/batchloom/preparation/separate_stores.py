@@ -80,7 +80,8 @@ def run_separately(request: PrepareRequest, out: str, listener: Listener, settin
     sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
     names = [source.name or _make_name(path) for path, source in zip(recipe.inputs, sources, strict=True)]
     raise_problems([*_find_setting_problems(recipe, out, settings), *_find_name_problems(sources, names)])
-    results, settings = {}, replace(settings, for_loader=True)
+    results = {}
+    settings = replace(settings, for_loader=True)
     for name, path, source in zip(names, recipe.inputs, sources, strict=True):
         listener(Note(f"Preparing {name}."))
         # The mixture holds the weights.

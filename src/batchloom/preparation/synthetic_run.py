@@ -24,7 +24,8 @@ from batchloom.store.format import SUBSETS, TOKEN_DTYPES, choose_token_dtype
 from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
 
-_BATCH_DOCUMENTS, _BATCH_TOKENS = 1 << 14, 1 << 20
+_BATCH_DOCUMENTS = 1 << 14
+_BATCH_TOKENS = 1 << 20
 
 
 def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:

@@ -38,8 +38,10 @@ BLOCK_BYTES = 4096
 MAGIC = b"BLMBLKS\x00"
 # The two halves of the file's checksum, then its first block and the number of blocks.
 BLOCK_TABLE_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
-_HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
-_NO_BOOT_ID, _BOOT_ID_PATH = bytes(16), Path("/proc/sys/kernel/random/boot_id")
+_HEADER = struct.Struct("<8sQQQ")
+_VERSION = 2
+_NO_BOOT_ID = bytes(16)
+_BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _BLOCKS_SUFFIX = ".blocks"
 # struct flock of Linux: type, whence, start, length, process (0 for locks of a description).
 _FLOCK_STRUCT = struct.Struct("hhqqi4x")
@@ -91,7 +93,9 @@ class BlockCache:
     """
 
     def __init__(self, folder: Path, store: str, limit: int) -> None:
-        self._root, self.folder, self.limit = folder, folder / store, limit
+        self._root = folder
+        self.folder = folder / store
+        self.limit = limit
         self._added_bytes = limit
         self._warned = False
         self.after_fork()
@@ -257,7 +261,8 @@ class BlockCache:
         return False
 
     def _evict(self) -> None:
-        candidates, total = [], 0
+        candidates = []
+        total = 0
         for entry in _iter_cache_files(self._root):
             with contextlib.suppress(OSError):
                 if entry.name.endswith(PARTIAL_SUFFIX):
@@ -306,10 +311,8 @@ def _parse_table(start: bytes, read_more: Callable[[int], bytes]) -> BlockTable 
     raw = (start + read_more(max(0, begin - len(start))))[_HEADER.size : size]
     if len(raw) != size - _HEADER.size or xxhash.xxh3_64_intdigest(raw) != digest:
         return None
-    boot_id, rows = (
-        raw[: len(_NO_BOOT_ID)],
-        np.frombuffer(raw, BLOCK_TABLE_DTYPE, offset=len(_NO_BOOT_ID)),
-    )
+    boot_id = raw[: len(_NO_BOOT_ID)]
+    rows = np.frombuffer(raw, BLOCK_TABLE_DTYPE, offset=len(_NO_BOOT_ID))
     return BlockTable(rows, begin, written_this_boot=boot_id == _read_boot_id() != _NO_BOOT_ID)
 
 
@@ -336,13 +339,16 @@ NO_INTERVALS: Intervals = np.empty((0, 2), np.int64)
 
 def merge_intervals(starts: Any, stops: Any) -> Intervals:
     """Merge block ranges, in any order and overlapping, into intervals."""
-    starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
+    starts = np.asarray(starts, np.int64)
+    stops = np.asarray(stops, np.int64)
     filled = stops > starts
-    starts, stops = starts[filled], stops[filled]
+    starts = starts[filled]
+    stops = stops[filled]
     if not starts.size:
         return NO_INTERVALS
     order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(stops[order])
+    starts = starts[order]
+    ends = np.maximum.accumulate(stops[order])
     first = np.concatenate([[True], starts[1:] > ends[:-1]])
     last = np.concatenate([first[1:], [True]])
     return np.stack([starts[first], ends[last]], axis=1)
@@ -354,7 +360,8 @@ def subtract_intervals(intervals: Intervals, subtracted: Intervals) -> Intervals
     if not overlapping.size or not intervals.size:
         return intervals
     points = np.concatenate([intervals[:, 0], intervals[:, 1], overlapping[:, 0], overlapping[:, 1]])
-    begins, ends = np.ones(len(intervals), np.int64), -np.ones(len(intervals), np.int64)
+    begins = np.ones(len(intervals), np.int64)
+    ends = -np.ones(len(intervals), np.int64)
     least = 2 * np.ones(len(overlapping), np.int64)
     order = np.argsort(points, kind="stable")
     # The state is 1 in ``intervals`` alone, 2 in ``subtracted`` alone and 3 in both.
@@ -441,7 +448,8 @@ def count_interval_blocks(intervals: Intervals) -> int:
 IntArray = NDArray[np.int64]
 
 # Each mapping costs a file descriptor, and a deleted file uses disk space while it is mapped.
-_MAX_MAPPED_FILES, _MAX_MAPPED_BYTES = 256, 2 << 30
+_MAX_MAPPED_FILES = 256
+_MAX_MAPPED_BYTES = 2 << 30
 # Blocks that could not be written to disk take memory.
 _MAX_MEMORY_BYTES = 256 << 20
 
@@ -517,7 +525,9 @@ def add_to_index(
         sound: whether the blocks of each interval are verified.
     """
     order = np.argsort(intervals[:, 0], kind="stable")
-    intervals, block_offsets, sound = intervals[order], block_offsets[order], sound[order]
+    intervals = intervals[order]
+    block_offsets = block_offsets[order]
+    sound = sound[order]
     new_intervals = subtract_intervals(intervals, index.intervals)
     if not new_intervals.size:
         return index
@@ -550,7 +560,8 @@ class CacheFileSet:
 
     def add(self, cache_file: CacheFile) -> int:
         """Add a cache file and return its number."""
-        number, self._next_number = self._next_number, self._next_number + 1
+        number = self._next_number
+        self._next_number = self._next_number + 1
         self.cache_files[number] = cache_file
         if cache_file.name is not None:
             self.names[cache_file.name] = number
@@ -628,7 +639,8 @@ class CachedBlocks:
             sizes: size of each range in bytes, int64 [N].
             dtype: dtype of the items; begins and sizes are multiples of its size.
         """
-        index, last = self.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
+        index = self.index
+        last = (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
         if not begins.size or not index.starts.size:
             return [np.empty(0, dtype) for _ in range(begins.size)]
         rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
@@ -639,7 +651,8 @@ class CachedBlocks:
             arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
         shift = dtype.itemsize.bit_length() - 1
         typed = {owner: data.view(dtype) for owner, data in arrays.items()}
-        firsts, counts = (begins + index.shifts[rows]) >> shift, sizes >> shift
+        firsts = (begins + index.shifts[rows]) >> shift
+        counts = sizes >> shift
         spans = zip(index.owners[rows].tolist(), firsts.tolist(), counts.tolist(), strict=True)
         views = [typed[owner][first : first + count] for owner, first, count in spans]
         for number in split_ranges.tolist():
@@ -648,10 +661,13 @@ class CachedBlocks:
 
     def _join_range(self, begin: int, size: int) -> NDArray[np.uint8]:
         """Return a cached byte range, copied if it spans several intervals."""
-        parts, end, index = [], begin + size, self.index
+        parts = []
+        end = begin + size
+        index = self.index
         while begin < end:
             row = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1
-            first, stop = int(index.starts[row]), int(index.stops[row])
+            first = int(index.starts[row])
+            stop = int(index.stops[row])
             if row < 0 or begin >= BLOCK_BYTES * stop:
                 raise AssertionError("the cached blocks must cover the requested range")
             offset = BLOCK_BYTES * (int(index.block_offsets[row]) - first) + begin

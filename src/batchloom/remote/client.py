@@ -37,7 +37,8 @@ T = TypeVar("T")
 # A person waits for the first byte, so an unreachable address is reported early.
 MAX_CONNECT_ATTEMPTS = 4
 _EXTRA_BY_SCHEME = {**dict.fromkeys(("s3", "s3a", "gs", "gcs", "http", "https"), "remote"), "hf": "hf"}
-_CONNECT_TIMEOUT, _READ_TIMEOUT = 15, 60
+_CONNECT_TIMEOUT = 15
+_READ_TIMEOUT = 60
 # Local devices never have this number.
 _REMOTE_DEVICE = -1
 _MAX_PREFETCHES = 16
@@ -317,7 +318,8 @@ def fetch_file(url: str, *, max_bytes: int, seconds: float) -> bytes:
         if time.monotonic() >= deadline:
             raise _make_timeout_error(url, seconds)
         if is_web_url(url):
-            chunks, size = [], 0
+            chunks = []
+            size = 0
             try:
                 for chunk in iter_web_file(url, deadline):
                     chunks.append(chunk)
@@ -587,7 +589,8 @@ class RangeError(Exception):
 
     def __init__(self, name: str, fault: RemoteFault) -> None:
         super().__init__(f"{name}: {fault.description}")
-        self.name, self.fault = name, fault
+        self.name = name
+        self.fault = fault
 
 
 class _ShortReadError(OSError):
@@ -653,7 +656,8 @@ class RangeFetcher:
     async def _fetch(self, name: str, start: int, stop: int, size: int) -> bytes:
         import asyncio  # noqa: PLC0415 - late
 
-        url, tries = f"{self.url}/{name}", 0
+        url = f"{self.url}/{name}"
+        tries = 0
         while True:
             try:
                 async with self._semaphore:
@@ -694,11 +698,14 @@ async def _cat_range(fs: Any, url: str, start: int, stop: int) -> bytes:
 def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int) -> float:
     """Return the seconds to wait before the next try."""
     if isinstance(error, _ShortReadError):
-        fault, max_attempts = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
+        fault = RemoteFault("refused", str(error))
+        max_attempts = _MAX_SHORT_ATTEMPTS
     elif isinstance(error, list_library_errors()):
-        fault, max_attempts = classify_error(error), _MAX_ATTEMPTS
+        fault = classify_error(error)
+        max_attempts = _MAX_ATTEMPTS
     else:
-        fault, max_attempts = classify_address_error(error), 1  # type: ignore[arg-type]
+        fault = classify_address_error(error)  # type: ignore[arg-type]
+        max_attempts = 1
     is_permanent = fault.kind in ("missing", "denied") or (
         fault.kind == "refused" and not isinstance(error, _ShortReadError)
     )

@@ -24,7 +24,9 @@ from batchloom.remote.remote_errors import RemoteFault, classify_error, list_lib
 
 # A reader that seeks a lot gets small blocks, a sequential one gets large ones and read-ahead. At most three of
 # the largest are in memory.
-_FIRST_BLOCK_BYTES, _MAX_BLOCK_BYTES, _READ_AHEAD_BLOCKS = 256 << 10, 8 << 20, 2
+_FIRST_BLOCK_BYTES = 256 << 10
+_MAX_BLOCK_BYTES = 8 << 20
+_READ_AHEAD_BLOCKS = 2
 _MIN_REQUEST_BYTES = 64 << 10
 _MAX_ATTEMPTS = 6
 _BUFFER_BYTES = 64 << 10
@@ -152,7 +154,8 @@ def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
 
     Pages that are cached, or being fetched by another thread, are not requested again.
     """
-    first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
+    first = start // PAGE_BYTES
+    last = (stop - 1) // PAGE_BYTES
     pages: dict[int, bytes] = {}
     while len(pages) <= last - first:
         pending_numbers = [number for number in range(first, last + 1) if number not in pages]
@@ -183,7 +186,8 @@ def _group_consecutive(numbers: list[int]) -> list[range]:
 
 def _fetch_pages(version: FileVersion, numbers: range) -> Iterator[tuple[int, bytes]]:
     url, size, _ = version
-    start, stop = numbers.start * PAGE_BYTES, min(numbers.stop * PAGE_BYTES, size)
+    start = numbers.start * PAGE_BYTES
+    stop = min(numbers.stop * PAGE_BYTES, size)
     data = fetch_range(url, start, stop, size)
     PAGE_CACHE.keep(version, numbers.start, data)
     for index, number in enumerate(numbers):
@@ -193,7 +197,9 @@ def _fetch_pages(version: FileVersion, numbers: range) -> Iterator[tuple[int, by
 def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
     """Return bytes [start, stop) of the file at a URL, all of them."""
     chunks: list[bytes] = []
-    position, step, failures = start, stop - start, 0
+    position = start
+    step = stop - start
+    failures = 0
     while position < stop:
         end = min(position + step, stop)
         try:
@@ -201,7 +207,8 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
         except (InputError, MissingDependencyError):
             raise
         except list_library_errors() as error:
-            data, fault = b"", classify_error(error)
+            data = b""
+            fault = classify_error(error)
         else:
             fault = RemoteFault("passing", f"only {len(data):,} of {end - position:,} bytes arrived")
             data = data[: end - position]
@@ -230,7 +237,8 @@ class _RemoteRawFile(RangeFile):
     def __init__(self, version: FileVersion) -> None:
         super().__init__(version[1], self._read_block)
         self._version = version
-        self._block, self._start = b"", 0
+        self._block = b""
+        self._start = 0
         self._step = _FIRST_BLOCK_BYTES
         self._pending_blocks: deque[Future[bytes]] = deque()
         self._next_start = 0
@@ -252,7 +260,8 @@ class _RemoteRawFile(RangeFile):
     def _load_block(self, start: int, stop: int) -> None:
         """Take the block at ``start``: a prefetched one, or fetch it now."""
         is_sequential = self._start + len(self._block) == start and self._block
-        self._block, self._start = b"", start
+        self._block = b""
+        self._start = start
         if is_sequential:
             self._step = min(2 * self._step, _MAX_BLOCK_BYTES)
             self._schedule_blocks()

@@ -79,8 +79,12 @@ class FolderWalk:
         *,
         media: bool,
     ) -> None:
-        self._declared, self._account, self._notes = declared, account, notes
-        self._links, self._exclude, self._media = links, exclude, media
+        self._declared = declared
+        self._account = account
+        self._notes = notes
+        self._links = links
+        self._exclude = exclude
+        self._media = media
         self.is_split_chosen = False
         self._visited_folders: set[tuple[int, int]] = set()
         self._top_folder = ""
@@ -157,7 +161,8 @@ class FolderWalk:
         self, folder: str, name: str, file_status: os.stat_result, top: str | None = None
     ) -> Iterator[ListedFile]:
         """Yield the files below a folder; uses a stack, as folders may be deeply nested."""
-        self._top_folder, stack = top or folder, [iter([(folder, name, file_status)])]
+        self._top_folder = top or folder
+        stack = [iter([(folder, name, file_status)])]
         while stack:
             entry = next(stack[-1], None)
             if entry is None:
@@ -253,7 +258,8 @@ class FolderWalk:
         """
         prefix = "" if label in ("", ".") else f"{label}/"
         path_prefix = folder if folder[-1] == "/" else f"{folder}/"
-        names, links = list[str](), set[str]()
+        names = list[str]()
+        links = set[str]()
         try:
             with os.scandir(folder) as scan:
                 for entry in scan:
@@ -263,7 +269,8 @@ class FolderWalk:
         except OSError as error:
             raise InputError(f"Folder {folder} cannot be read: {describe_os_error(error)}.") from error
         names.sort()
-        media, listed_stems = list[str](), set[str]()
+        media = list[str]()
+        listed_stems = set[str]()
         for name in names:
             path = path_prefix + name
             if name.startswith("."):
@@ -306,7 +313,8 @@ class LinkBounds:
             top: the folder, which may be a link itself.
             path: an existing path below it.
         """
-        real, real_top = self.resolve(path), self.resolve(top)
+        real = self.resolve(path)
+        real_top = self.resolve(top)
         if is_inside(real, real_top):
             return None
         # The cache of huggingface_hub keeps files beside the snapshots, which hold links to them.

@@ -45,7 +45,9 @@ _NAME_PATTERN = re.compile(
 _REPOSITORY_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN}?)(?:@([^/@]+|refs/[^@]+))?/?")
 _PATHS_PER_REQUEST = 500
 _MAX_LISTED = 12
-_DATASET_NAME, _STATE_NAME, _SPLITS_NAME = "dataset_info.json", "state.json", "dataset_dict.json"
+_DATASET_NAME = "dataset_info.json"
+_STATE_NAME = "state.json"
+_SPLITS_NAME = "dataset_dict.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

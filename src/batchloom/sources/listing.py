@@ -91,9 +91,11 @@ ListedFiles = defaultdict[int, dict[int, int]]
 _DAMAGED = FileDetection(None, None, "damaged", "fetch or pack it again")
 _CARD_BYTES = 16 << 20
 # Sizes and beginning of the pointers of Git LFS.
-_POINTER_BYTES, _POINTER_START = range(110, 201), b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES = range(110, 201)
+_POINTER_START = b"version https://git-lfs.github.com/spec/"
 # Above a window of this size, and in files of this size, the memory of zstd is noted.
-_LONG_WINDOW_BYTES, _MEASURED_BYTES = 128 << 20, 1 << 20
+_LONG_WINDOW_BYTES = 128 << 20
+_MEASURED_BYTES = 1 << 20
 
 
 class SharedFile(NamedTuple):
@@ -225,7 +227,9 @@ class _SourceLister:
         streaming: bool | None,
         media: bool,
     ) -> None:
-        self._spool, self.streaming, self.media = spool, streaming, media
+        self._spool = spool
+        self.streaming = streaming
+        self.media = media
         self.detected_files = detected_files
         self.exclude = _get_inode(exclude) if exclude else None
         self.sources = SourceTable()
@@ -300,8 +304,12 @@ class _InputListing:
         *,
         is_val: bool,
     ) -> None:
-        self._lister, self._label, self._number = lister, label, number
-        self._declared, self._files, self._is_val = declared, files, is_val
+        self._lister = lister
+        self._label = label
+        self._number = number
+        self._declared = declared
+        self._files = files
+        self._is_val = is_val
         self._account = InputAccount(label)
         self._walk = FolderWalk(declared, self._account, lister.notes, lister.links, lister.exclude, media=lister.media)
         lister.choice.root = label
@@ -310,8 +318,10 @@ class _InputListing:
 
     def add(self, input_path: str) -> None:
         """Add the files of the input."""
-        lister, label = self._lister, self._label
-        previous_count, display_name = len(lister.sources), label if is_url_or_stdin(input_path) else input_path
+        lister = self._lister
+        label = self._label
+        previous_count = len(lister.sources)
+        display_name = label if is_url_or_stdin(input_path) else input_path
         is_stdin = input_path == STANDARD_INPUT
         if is_stdin:
             input_path = lister.get_spool().copy_standard_input()
@@ -493,7 +503,8 @@ class _InputListing:
         kind: ArchiveKind,
         compression: Compression | None,
     ) -> None:
-        size, stamp = file_status.st_size, file_status.st_mtime_ns
+        size = file_status.st_size
+        stamp = file_status.st_mtime_ns
         archive = Archive(name, path, kind, compression, size, stamp, get_pinned_revision(path))
         if self._lister.media and self._declared.form is None and self._add_samples(archive, file_status):
             return
@@ -530,7 +541,8 @@ class _InputListing:
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
         """Return whether the file is already listed, and register it."""
-        inputs_by_inode, inode = self._files[file_status.st_dev], file_status.st_ino
+        inputs_by_inode = self._files[file_status.st_dev]
+        inode = file_status.st_ino
         if inode in inputs_by_inode:
             self._account.duplicates.append(decode_file_name(name))
             self._lister.shared.append(SharedFile(decode_file_name(name), inputs_by_inode[inode], self._number))
@@ -638,7 +650,8 @@ class _InputListing:
 
     def _keep_unread(self, previous_count: int) -> None:
         """Keep the account of what an input leaves out."""
-        unread, sources = self._account.unread, self._lister.sources
+        unread = self._account.unread
+        sources = self._lister.sources
         if unread.files:
             added = range(previous_count, len(sources))
             unread.all_files = unread.files + len(added)

@@ -102,7 +102,8 @@ class RecordBounds:
     def _find_record(
         self, file: BinaryIO, source: Source, delimiter: Delimiter, nominal: int, limit: int
     ) -> int | None:
-        position, step = self._find_search_start(file, nominal, delimiter), _FIRST_SEARCH_BYTES
+        position = self._find_search_start(file, nominal, delimiter)
+        step = _FIRST_SEARCH_BYTES
         while position < limit:
             file.seek(position)
             window = file.read(step)
@@ -183,10 +184,14 @@ class PartReader:
 
     def __init__(self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
         source = part.source
-        self._rules, self._method, self._sample = rules, get_read_method(source, rules), source.sample
-        self.start, self.stop = part.start, part.stop
+        self._rules = rules
+        self._method = get_read_method(source, rules)
+        self._sample = source.sample
+        self.start = part.start
+        self.stop = part.stop
         if bounds is not None and is_splittable(source, rules):
-            self.start, self.stop = bounds.find_bound(source, part.start), bounds.find_bound(source, part.stop)
+            self.start = bounds.find_bound(source, part.start)
+            self.stop = bounds.find_bound(source, part.stop)
         # The stream hashes the bytes of a table in order; the table reader needs random access.
         self._table = open_table(source) if self._method.read is None else None
         try:
@@ -329,7 +334,8 @@ def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, 
     total = ends[-1]
     offsets_by_source: dict[int, list[int]] = {}
     for i in range(count):
-        low, high = total * i // count, total * (i + 1) // count
+        low = total * i // count
+        high = total * (i + 1) // count
         position = low + derive_key("sample", total, size, i)[0] % max(high - low, 1)
         number = bisect_right(ends, position)
         offsets_by_source.setdefault(number, []).append(position - ends[number] + sizes[number])
@@ -341,7 +347,8 @@ def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], siz
     if not is_splittable(source, rules):
         yield SampleRange(SourcePart(source, 0, source.size), len(offsets))
         return
-    bounds, read_to = RecordBounds(rules), 0
+    bounds = RecordBounds(rules)
+    read_to = 0
     if cut_rule == "row groups":
         starts = bounds.starts(source)
         hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)

@@ -14,7 +14,8 @@ from batchloom.sources.hf_datasets import parse_hub_name
 
 T = TypeVar("T")
 
-_BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
+_BEGINNING_BYTES = 256 << 10
+_SMALL_FILE_BYTES = 1 << 20
 
 
 # Prefetching only fills caches: readers find the data there or request it again. So the order does not change, and

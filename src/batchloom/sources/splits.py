@@ -304,8 +304,10 @@ class _FileTree:
     def __init__(
         self, paths: Sequence[str], are_records: Sequence[bool], config: str, read_card: Callable[[int], str]
     ) -> None:
-        self._paths, self._are_records = paths, are_records
-        self._config, self._read_card = config, read_card
+        self._paths = paths
+        self._are_records = are_records
+        self._config = config
+        self._read_card = read_card
         self.configurations: set[str] = set()
 
     def iter_datasets(self, prefix: str, numbers: Iterable[int], *, at_top: bool) -> Iterator[DatasetFolder]:

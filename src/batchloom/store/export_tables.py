@@ -26,7 +26,8 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
     provenance; with an objective also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good``, ``bad``,
     ``prompt`` or ``steps``); for documents that carry columns ``fields``, their JSON; the columns of their records.
     """
-    name, schema = store.split or store.path.name, _make_schema(store)
+    name = store.split or store.path.name
+    schema = _make_schema(store)
     for number in range(len(store.shards)):
         path = folder / f"{name}-{number:05d}-of-{len(store.shards):05d}.parquet"
         # Token ids do not fit a dictionary page, and trying to build one takes longer than all other work.
@@ -38,7 +39,8 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
 def export_hf(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write a folder for ``datasets.load_from_disk``: one Arrow stream per shard."""
-    schema, names = _make_schema(store), []
+    schema = _make_schema(store)
+    names = []
     for number in range(len(store.shards)):
         names.append(f"data-{number:05d}-of-{len(store.shards):05d}.arrow")
         path = folder / names[-1]
@@ -115,7 +117,8 @@ def _make_columns(document_range: DocumentRange, names: pa.Array, schema: pa.Sch
         columns.append(pa.array(SIDE_NAMES).take(pa.array(document_range.sides.sides)))
     if document_range.fields is not None:
         columns.append(pa.array(document_range.fields.list_texts()))
-    rows, table = len(document_range.lengths), document_range.columns
+    rows = len(document_range.lengths)
+    table = document_range.columns
     for field in list(schema)[len(columns) :]:
         if table is not None and field.name in table.column_names:
             columns.append(table[field.name].combine_chunks())

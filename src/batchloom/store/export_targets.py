@@ -231,7 +231,8 @@ def _export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str
 
 
 def _is_end_token_exact(document_range: DocumentRange, end_id: int) -> bool:
-    marks, lengths = document_range.ids == end_id, document_range.lengths
+    marks = document_range.ids == end_id
+    lengths = document_range.lengths
     all_ended = bool((lengths > 0).all() and marks[np.cumsum(lengths) - 1].all())
     return all_ended and int(np.count_nonzero(marks)) == len(lengths)
 
@@ -244,10 +245,13 @@ def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) 
 
 def _write_flags(store: Store, stem: Path, shard: int | None = None) -> None:
     """Write the mask and the loss weights of a shard or of all, if there are any."""
-    tokens, trained = store.contents.remaining_counts[1], store.contents.trained_tokens
+    tokens = store.contents.remaining_counts[1]
+    trained = store.contents.trained_tokens
     is_weighted = store.reader.weighted
     if shard is not None:
-        tokens, trained, is_weighted = 0, 0, False
+        tokens = 0
+        trained = 0
+        is_weighted = False
         for flags in _iter_flags(store, shard):
             tokens += flags.size
             trained += flags.count_trained()

@@ -43,7 +43,8 @@ from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")
 _BEGUN_FILE = "begun"
-_WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
+_WAIT_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 
 
 @contextmanager
@@ -104,8 +105,12 @@ class StreamStoreWriter:
     ) -> None:
         with explain_keep_in_errors():
             RequestedJob(recipe, listing).find_finished_store(out, read_report(out))
-        self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
-        self._units, self._tokenizer = units, tokenizer
+        self.out = out
+        self._recipe = recipe
+        self._listing = listing
+        self._settings = settings
+        self._units = units
+        self._tokenizer = tokenizer
         self._batches_folder = out / WORK_NAME / STREAM_BATCHES_FOLDER
         decided_by = collect_unit_settings(recipe, tokenizer, settings.constants)
         self._names = tuple(compute_unit_identity(unit, decided_by, listing.content) for unit in units)
@@ -184,7 +189,8 @@ class StreamStoreWriter:
         bounds: dict[str, RecordBounds] = {}
         for range_group in range_groups:
             record_range = range_group.ranges[0]
-            source, start = record_range.unit_part.source, record_range.start
+            source = record_range.unit_part.source
+            start = record_range.start
             if start > record_range.unit_part.start and not is_sequential_text(
                 record_range.unit_part, record_parsers.rules
             ):

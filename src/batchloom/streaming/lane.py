@@ -120,7 +120,8 @@ def _group_ranges(ranges: Iterator[RecordRange], size: int) -> Iterator[tuple[Re
         length = record_range.stop - record_range.start
         if group and group_bytes + length > size:
             yield tuple(group)
-            group, group_bytes = [], 0
+            group = []
+            group_bytes = 0
         group.append(record_range)
         group_bytes += length
     if group:
@@ -139,9 +140,12 @@ class RangeRecordReader:
         record: int = 0,
         offset: int = 0,
     ) -> None:
-        source, self._record = record_range.unit_part.source, record
-        self._first, self._base = 0, 0
-        self._low, self._high = -1, -1
+        source = record_range.unit_part.source
+        self._record = record
+        self._first = 0
+        self._base = 0
+        self._low = -1
+        self._high = -1
         self._reads_whole_part = record_range.covers_part and not record
         self._table = choose_read_method(source, rules) == "table"
         at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.is_plain
@@ -150,17 +154,21 @@ class RangeRecordReader:
         text = is_sequential_text(record_range.unit_part, rules)
         if at_byte and source.member is None:
             stop = record_range.unit_part.stop if text else record_range.stop
-            part, used = SourcePart(source, offset, bounds.find_bound(source, stop)), None
+            part = SourcePart(source, offset, bounds.find_bound(source, stop))
+            used = None
             self._base = record
         elif text and not record_range.covers_part:
-            part, used = record_range.unit_part, bounds
+            part = record_range.unit_part
+            used = bounds
         else:
-            part, used = record_range.part, bounds
+            part = record_range.part
+            used = bounds
         if text and not record_range.covers_part:
             self._low = record_range.start if record_range.start > record_range.unit_part.start else -1
             self._high = record_range.stop if record_range.stop < record_range.unit_part.stop else -1
         self._reader = PartReader(part, rules, used)
-        self.start, self.stop = self._reader.start, self._reader.stop
+        self.start = self._reader.start
+        self.stop = self._reader.stop
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +188,8 @@ class RangeRecordReader:
         """Remove records outside of the range; return True at its end."""
         if self._low < 0 and self._high < 0:
             return False
-        low, high = self._low, self._high if self._high >= 0 else 1 << 63
+        low = self._low
+        high = self._high if self._high >= 0 else 1 << 63
         offsets = [*records.offsets, *(bad.offset for bad in records.bad)]
         is_past_end = any(offset >= high for offset in offsets)
         before = sum(offset < low for offset in offsets)
@@ -324,7 +333,9 @@ def _make_stored_medium(placed_medium: PlacedMedium, blob: tuple[Path, int] | No
     )
 
 
-_BAD_PREFIX, _EMPTY_REASON, _SHARE_PREFIX = "bad", "empty", "for "
+_BAD_PREFIX = "bad"
+_EMPTY_REASON = "empty"
+_SHARE_PREFIX = "for "
 
 _MAX_FAULTS = 8
 _MAX_CACHED_BOUNDS = 256
@@ -444,12 +455,16 @@ class RangeCollector:
     def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
         if self.log is not None:
             self.log.add(batch, rows, codes)
-        tokens, flags, media = batch.ids, batch.flags, batch.media
+        tokens = batch.ids
+        flags = batch.flags
+        media = batch.media
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
         in_train = codes == 0
         if not in_train.all():
             kept_tokens = np.repeat(in_train, rows["length"])
-            tokens, rows, flags = tokens[kept_tokens], rows[in_train], flags[kept_tokens]
+            tokens = tokens[kept_tokens]
+            rows = rows[in_train]
+            flags = flags[kept_tokens]
             media = list(compress(media, in_train))
         if len(rows):
             self.documents.append((tokens, rows, flags, media))
@@ -543,7 +558,8 @@ class LaneContext:
     """Components shared by the lanes of a process."""
 
     def __init__(self, setup: StreamSetup) -> None:
-        self.setup, self.encode_context = setup, setup.worker_setup.load_context()
+        self.setup = setup
+        self.encode_context = setup.worker_setup.load_context()
         self.media_spill = None if setup.media is None else MediaSpill(setup.media)
         self._bounds: dict[str, RecordBounds] = {}
 
@@ -570,8 +586,12 @@ class LaneReader:
     """Reader of a lane from a position on, pool by pool."""
 
     def __init__(self, context: LaneContext, lane: int, position: LanePosition) -> None:
-        self._context, self._setup, self._lane, self.position = context, context.setup, lane, position
-        self._record_parsers, self._media_spill = context.encode_context.record_parsers, context.media_spill
+        self._context = context
+        self._setup = context.setup
+        self._lane = lane
+        self.position = position
+        self._record_parsers = context.encode_context.record_parsers
+        self._media_spill = context.media_spill
         self._has_conversations = False
         self._last_progress = UnitProgress()
         self._buffer: deque[_LaneBatch] = deque()
@@ -600,7 +620,8 @@ class LaneReader:
             self._source = self._iter_epoch(self.position)
 
     def _pool(self, size: int) -> StreamPool:
-        batches, count = [], 0
+        batches = []
+        count = 0
         while count < size and self._buffer:
             batch = self._buffer.popleft()
             if count + len(batch) > size:
@@ -611,8 +632,12 @@ class LaneReader:
         self._buffered_documents -= count
         before = self.position
         self.position = _advance_position(before, batches)
-        bad_messages, records, bad = tuple(self._bad_messages), self._records, self._bad
-        self._bad_messages, self._records, self._bad = [], 0, 0
+        bad_messages = tuple(self._bad_messages)
+        records = self._records
+        bad = self._bad
+        self._bad_messages = []
+        self._records = 0
+        self._bad = 0
         changes = tuple(self._changes.items())
         self._changes = {}
         return StreamPool(
@@ -718,7 +743,8 @@ class LaneReader:
         self, sink: RangeCollector, range_group: RangeGroup, slot: int, *, counts_records: bool
     ) -> Iterator[_LaneBatch]:
         """Yield the collected documents; record bad ones if ``counts_records`` is set."""
-        bad, sink.bad = sink.bad, []
+        bad = sink.bad
+        sink.bad = []
         if counts_records:
             self._bad += len(bad)
             self._bad_messages += [
@@ -745,7 +771,8 @@ class LaneReader:
                 document_media.append(_NO_MEDIA)
                 continue
             record_range = range_group.ranges[int(row["part"])]
-            source, record_parsers = record_range.unit_part.source, self._record_parsers
+            source = record_range.unit_part.source
+            record_parsers = self._record_parsers
             before = None if record_range.start else 0
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
             line = format_record_name(source, record_parsers.get_parser(source).rules, before, record)
@@ -775,7 +802,8 @@ def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> La
     """Return the position after the documents of ``batches``, taken from ``before``."""
     last = batches[-1]
     row = last.rows[-1]
-    range_index, record = int(row["part"]), int(row["record"])
+    range_index = int(row["part"])
+    record = int(row["record"])
     documents_taken = 0
     for batch in reversed(batches):
         same_record = (batch.rows["part"] == range_index) & (batch.rows["record"] == record)

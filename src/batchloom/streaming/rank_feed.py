@@ -101,7 +101,8 @@ class WorkerPools:
     """
 
     def __init__(self, setup: StreamSetup, workers: int, lanes: range, stream: object) -> None:
-        self._setup, self._workers = setup, workers
+        self._setup = setup
+        self._workers = workers
         # Its folder must not be deleted before the workers have ended: they would make it again.
         self._stream: object | None = stream
         self._worker_by_lane = {lane: number % workers for number, lane in enumerate(lanes)}
@@ -193,7 +194,9 @@ class _ActivePool:
     __slots__ = ("before", "rows", "starts", "stream_pool")
 
     def __init__(self, stream_pool: StreamPool, rows: Rows, before: int) -> None:
-        self.stream_pool, self.rows, self.before = stream_pool, rows, before
+        self.stream_pool = stream_pool
+        self.rows = rows
+        self.before = before
         self.starts = np.cumsum(stream_pool.lengths, dtype=np.int64) - stream_pool.lengths
 
     @property
@@ -207,7 +210,8 @@ class StreamStepReader:
     """Tokens of one step; documents are numbered across its pools."""
 
     def __init__(self, pools: Sequence[_ActivePool], end_id: int) -> None:
-        self._pools, self.end_id = pools, end_id
+        self._pools = pools
+        self.end_id = end_id
         sizes = [len(pool.stream_pool.lengths) for pool in pools]
         self.bases = np.cumsum([0, *sizes[:-1]])
         self.masked = any(not pool.stream_pool.flags.is_plain for pool in pools)
@@ -275,7 +279,9 @@ class FeedSettings:
 @final
 class _LaneFeed:
     def __init__(self, lane: int, position: LanePosition, before: int) -> None:
-        self.lane, self.position, self.before = lane, position, before
+        self.lane = lane
+        self.position = position
+        self.before = before
         self.open: deque[_ActivePool] = deque()
         self.pool_starts: deque[tuple[int, LanePosition]] = deque([(before, position)])
         self._barren: int | None = None
@@ -297,7 +303,8 @@ class _LaneFeed:
     def _record_empty_pool(self, pool: StreamPool, share: FeedSettings) -> None:
         """Record a pool without sequences; full epochs of such pools end the stream."""
         if self._barren is None:
-            self._barren, self._long = pool.epoch, []
+            self._barren = pool.epoch
+            self._long = []
         if pool.epoch == self._barren + 1:
             self._long.append((len(pool.lengths), int(pool.lengths.min())))
         if pool.epoch >= self._barren + _MAX_EMPTY_EPOCHS:
@@ -343,7 +350,8 @@ class RankFeed:
         media: Path | None = None,
     ) -> None:
         self._media = media
-        self._share, self._pools = share, pools
+        self._share = share
+        self._pools = pools
         rank_lanes = list_rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in rank_lanes]
         self._round = share.spec.global_batch_size // share.lanes
@@ -368,7 +376,8 @@ class RankFeed:
         """
         first = step * self._round
         pools: list[_ActivePool] = []
-        lane_rows, row_positions = [], []
+        lane_rows = []
+        row_positions = []
         for number, lane in enumerate(self._lanes):
             for begin, rows, pool in self._iter_sequences(lane, first, first + self._round):
                 lane_rows.append(rows)
@@ -404,7 +413,8 @@ class RankFeed:
             self._start_pool(lane)
             lane.release_pools(self._needed)
         for pool in lane.open:
-            a, b = max(first, pool.before), min(stop, pool.end)
+            a = max(first, pool.before)
+            b = min(stop, pool.end)
             if a < b:
                 sequences.append((a, slice_rows(pool.rows, a - pool.before, b - pool.before), pool))
         return sequences
@@ -422,7 +432,8 @@ class RankFeed:
     def _count(self, pool: StreamPool) -> None:
         """Log bad records, and raise if there are too many."""
         records, bad = self._counts.get(pool.epoch, (0, 0))
-        records, bad = records + pool.records, bad + pool.bad
+        records = records + pool.records
+        bad = bad + pool.bad
         self._counts[pool.epoch] = records, bad
         for message in pool.bad_messages:
             _LOG.warning("Left out: %s", message)

@@ -88,7 +88,8 @@ _TEXT_KINDS = ("text", "code")
 
 # Fields of a state that identify its stream.
 _STATE_FACTS = ("fingerprint", "identity", "recipe", "keep")
-_FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
+_FOLDER_PREFIX = "batchloom-stream-"
+_OWNER_FILE = "owner"
 
 
 def stream(
@@ -139,7 +140,8 @@ def stream(
     """
     check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
-    reading, sources = request.recipe.reading, request.recipe.sources
+    reading = request.recipe.reading
+    sources = request.recipe.sources
     if reading.val_from is not None or any(source.subset not in (None, "train") for source in sources):
         raise SettingsError(["val_from, subset: a stream has no subsets; leave them out, or prepare a store"])
     if pool_size is None:
@@ -222,7 +224,8 @@ class Stream:
         recipe = replace(recipe, balance_subsets=False)
         self._folder, lock_file = make_spill_folder()
         weakref.finalize(self, _remove_stream_folder, self._folder, lock_file, os.getpid())
-        self.recipe, self._settings = recipe, settings
+        self.recipe = recipe
+        self._settings = settings
         self._spool = Spool(self._folder / "spool")
         with pause_gc():
             self._listing = list_inputs(recipe, self._spool, exclude=settings.keep)
@@ -257,7 +260,8 @@ class Stream:
         self.processor = self._load_processor_state()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
         write_file(self._folder / _TOKENIZER_STATE_FILE, encode_state(self.tokenizer))
-        self.identity, self._recipe_plain = self._make_identity(), recipe_to_plain(recipe)
+        self.identity = self._make_identity()
+        self._recipe_plain = recipe_to_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
         self._kept_in: str | None = None
         self._announced = False
@@ -474,7 +478,8 @@ class Stream:
     def _announce(self, workers: int, lane_count: int) -> None:
         if self._announced:
             return
-        self._announced, recipe = True, self.recipe
+        self._announced = True
+        recipe = self.recipe
         if self._left_out:
             _LOG.warning("%s", self._left_out)
         elif self._cuts_conversations:
@@ -638,7 +643,8 @@ def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> No
     check_state(state)
     if state["fingerprint"] == facts["fingerprint"]:
         return
-    saved_fields, current_fields = dict(state["identity"]), dict(facts["identity"])
+    saved_fields = dict(state["identity"])
+    current_fields = dict(facts["identity"])
     # The state of a loader of a store has no recipe.
     saved_recipe = state.get("recipe")
     differences = list_recipe_differences(dict(saved_recipe), dict(facts["recipe"])) if saved_recipe else []

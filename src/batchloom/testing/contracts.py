@@ -115,7 +115,8 @@ def check_labels(batches: Iterable[Mapping[str, Any]], store: Store, epochs: int
 
 def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
     """Return every token that a store trains, paired with its predecessor."""
-    numbers, lengths = np.arange(len(documents)), np.array([*map(len, documents)], np.int64)
+    numbers = np.arange(len(documents))
+    lengths = np.array([*map(len, documents)], np.int64)
     masks = store.mask(numbers, np.zeros_like(numbers), lengths)
     pairs = [_encode_pairs(ids[:-1], ids[1:])[mask[1:]] for ids, mask in zip(documents, masks, strict=True)]
     return np.concatenate([*pairs, np.empty(0, np.int64)])
@@ -292,7 +293,8 @@ def _check_same_rows(
     expected_rows, actual_rows = (
         Counter(row for batch in batches for row in _iter_rows(batch)) for batches in (expected, actual)
     )
-    missing, extra = expected_rows - actual_rows, actual_rows - expected_rows
+    missing = expected_rows - actual_rows
+    extra = actual_rows - expected_rows
     if not (missing or extra):
         return
     row = next(iter(missing or extra))
@@ -429,7 +431,8 @@ def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> lis
             record_count += record_columns.records_read
         columns.append(sorted(part_records))
         counts.append(record_count)
-    records_before, records = 0, []
+    records_before = 0
+    records = []
     for part_records, record_count in zip(reversed(columns), reversed(counts), strict=True):
         if any(not 0 <= record < record_count for record, *_ in part_records):
             raise AssertionError(f"{subject}: a part with {record_count} records has a record number beyond them.")

@@ -32,7 +32,8 @@ from batchloom.store import Store
 LogitsFunction = Callable[[Mapping[str, Any]], Tensor]
 _BATCH_ROWS = 4
 _MAX_CHECKED_LENGTHS = 1024
-_MIN_SEQ_LEN, _MAX_SEQ_LEN = 32, 4096
+_MIN_SEQ_LEN = 32
+_MAX_SEQ_LEN = 4096
 # Differences below this share of the tolerance are rounding.
 _ROUNDING_SHARE = 0.1
 _LEAK_THRESHOLD = 1e-6
@@ -219,7 +220,8 @@ def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
 
 def _check_deterministic(logits: LogitsFunction, inputs: Mapping[str, Any], rounding: float) -> None:
     """Reject a model with random logits for the same batch: they would seem to leak."""
-    first, second = logits(inputs), logits(inputs)
+    first = logits(inputs)
+    second = logits(inputs)
     distance = max(
         float((compute_token_losses(first_scores, ids) - compute_token_losses(second_scores, ids)).abs().mean())
         for first_scores, second_scores, ids in zip(first, second, inputs["input_ids"], strict=True)
@@ -235,16 +237,20 @@ def _check_deterministic(logits: LogitsFunction, inputs: Mapping[str, Any], roun
 def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tolerance: float, most: int) -> float:
     """Compare documents by batch until there are enough; return the worst difference."""
     comparisons: list[_SpanComparison] = []
-    looked_at, step, worst = 0, 0, None
+    looked_at = 0
+    step = 0
+    worst = None
     while len(comparisons) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
-        rows, batch = loader.plan.rows(*loader.plan.positions_of(step)), loader.batch(step)
+        rows = loader.plan.rows(*loader.plan.positions_of(step))
+        batch = loader.batch(step)
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         packed = _PackedBatch(batch, inputs, _list_packed_spans(rows, loader.spec.form), loader.plan.spec.seq_len)
         compared_spans = packed.spans[: most - len(comparisons)]
         if compared_spans and not looked_at:
             _check_deterministic(logits, inputs, _ROUNDING_SHARE * tolerance)
         batch_comparisons = _compare_spans(logits, packed, compared_spans, store)
-        looked_at, step = looked_at + len(compared_spans), step + 1
+        looked_at += len(compared_spans)
+        step += 1
         comparisons += batch_comparisons
         for comparison in batch_comparisons:
             # NaN counts as the worst difference.
@@ -280,10 +286,12 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
 
 def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
     """Return the spans of a batch that share their row with others."""
-    spans, flat = [], 0
+    spans = []
+    flat = 0
     columns = (rows.documents, rows.starts, rows.row_offsets, rows.lengths)
     for row in range(len(rows)):
-        first, stop = int(rows.pointers[row]), int(rows.pointers[row + 1])
+        first = int(rows.pointers[row])
+        stop = int(rows.pointers[row + 1])
         for document, start, position, length in zip(*(c[first:stop].tolist() for c in columns), strict=True):
             if form == "varlen":
                 spans.append(_PackedSpan(document, start, 0, flat, length))

@@ -141,7 +141,8 @@ class NgramHashes:
 
     def compute_hashes(self, n: int, positions: WordPositions) -> U64:
         """Return the hash of the n words from each position on."""
-        hashes, size = np.full(len(positions), n * _SALT & _U64_MASK, np.uint64), 0
+        hashes = np.full(len(positions), n * _SALT & _U64_MASK, np.uint64)
+        size = 0
         for bit in range(n.bit_length()):
             step = 1 << bit
             if n & step:
@@ -152,7 +153,8 @@ class NgramHashes:
 
     def _power_of_two(self, size: int) -> U64:
         if size not in self._doubled:
-            half, step = self._power_of_two(size >> 1), size >> 1
+            half = self._power_of_two(size >> 1)
+            step = size >> 1
             power = np.uint64(pow(_MULTIPLIER, step, 1 << 64))
             self._doubled[size] = half[:-step] * power + half[step:]
         return self._doubled[size]
@@ -195,7 +197,8 @@ class OverlapIndex:
             Position of its first word, number of words, and index of its entry.
         """
         grams = NgramHashes(words)
-        candidates, best = self._find_beginnings(grams), None
+        candidates = self._find_beginnings(grams)
+        best = None
         if not len(candidates):
             return None
         for n in reversed(self.lengths):
@@ -312,7 +315,8 @@ def load_index(path: str) -> OverlapIndex:
         with pa.memory_map(path) as source:
             table = pa.ipc.open_file(source).read_all()
         header = json.loads(table.schema.metadata[_HEADER_KEY])
-        names, lengths = tuple(header["names"]), tuple(header["lengths"])
+        names = tuple(header["names"])
+        lengths = tuple(header["lengths"])
         hashes, records, sets, beginnings, bits = (column.chunk(0).values.to_numpy() for column in table.columns)
         return OverlapIndex(
             names, header["probe"], lengths, hashes, records, sets, beginnings, bits, header["fingerprint"]
@@ -349,7 +353,8 @@ def make_step_with_index(index: OverlapIndex) -> CleanFunction:
 def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
     """Search a text in chunks, each with the last words of the previous one."""
     carry_limit = index.lengths[-1] - 1
-    words, preceding_words = np.zeros(0, np.uint64), 0
+    words = np.zeros(0, np.uint64)
+    preceding_words = 0
     for chunk in _iter_chunks(text, _CHUNK_CHARACTERS):
         carry = words[max(0, len(words) - carry_limit) :]
         preceding_words += len(words) - len(carry)
@@ -357,7 +362,8 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
         match = index.find_first(words)
         if match:
             position, n, entry = match
-            name, record = index.names[int(index.sets[entry])], int(index.records[entry]) + 1
+            name = index.names[int(index.sets[entry])]
+            record = int(index.records[entry]) + 1
             shared_words = " ".join(_read_words_at(text, preceding_words + position, n))
             return DroppedText(OVERLAP_REASON.format(name), f"record {record:,} of {name}: {shared_words!r}")
     return text

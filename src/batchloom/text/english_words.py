@@ -151,7 +151,9 @@ def _strip_affixes(
     segment: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]], before: list[str], after: list[str]
 ) -> tuple[int, int]:
     """Strip prefixes and suffixes; return the bounds of the rest."""
-    start, stop, longest = 0, len(segment), rules.longest
+    start = 0
+    stop = len(segment)
+    longest = rules.longest
     while start < stop:
         if stop - start <= longest and segment[start:stop] in special:
             break
@@ -169,7 +171,8 @@ def _strip_affixes(
             after.append(segment[outer:stop])
         if start == inner and outer == stop:
             break
-        start, stop = inner, outer
+        start = inner
+        stop = outer
     return start, stop
 
 
@@ -209,7 +212,8 @@ def _split_infixes(core: str, rules: _EnglishRules) -> list[str]:
         return [core]
     else:
         infix = _INFIX_ASCII
-    words, start = [], 0
+    words = []
+    start = 0
     for match in infix.finditer(core):
         at, stop = match.span()
         if at == 0:
@@ -285,8 +289,10 @@ def _split_end(end: str) -> tuple[str, ...] | None:
 
     ``end`` may begin with the last characters of the word.
     """
-    rules, segment = load_rules(), _ANY_WORD + end
-    word, words = segment.rstrip(rules.edges), _split_any_segment(segment)
+    rules = load_rules()
+    segment = _ANY_WORD + end
+    word = segment.rstrip(rules.edges)
+    words = _split_any_segment(segment)
     is_suffix = rules.ends.issuperset(segment[len(word) :].replace(".", ""))
     return words[1:] if is_suffix and words[0] == word else None
 
@@ -325,7 +331,8 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
     if len(core) == len(segment):
         return tuple(words)
     start = segment.index(core)
-    beginning, end = segment[:start], segment[start + len(core) :]
+    beginning = segment[:start]
+    end = segment[start + len(core) :]
     before = _BEGINNINGS[beginning]
     # A dot depends on the two characters before it.
     after = _ENDS[core[-2:] + end if end.startswith(".") else end]
@@ -350,13 +357,16 @@ def count_sentences(line: str, most: int) -> int:
     A sentence ends with ``. ! ?`` or similar as a word of its own, plus the punctuation that
     follows.
     """
-    ends, count, ended = load_english_set("sentence_ends"), 0, False
+    ends = load_english_set("sentence_ends")
+    count = 0
+    ended = False
     for word in _iter_words_and_spaces(line):
         count = count or 1
         if word in ends:
             ended = True
         elif ended and not is_punctuation(word):
-            count, ended = count + 1, False
+            count += 1
+            ended = False
             if count >= most:
                 break
     return min(count, most)

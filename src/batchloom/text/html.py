@@ -95,10 +95,12 @@ _MAX_ATTRIBUTES = 4000
 def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
     """Drop texts that take quadratic time: deep nesting, very many attributes."""
     open_elements: dict[str, int] = {}
-    depth, at = 0, 0
+    depth = 0
+    at = 0
     while tag := _TAG.search(text, at):
         at = tag.end()
-        closing, name = tag[1], (tag[2] or "").lower()
+        closing = tag[1]
+        name = (tag[2] or "").lower()
         if len(tag[3] or "") > 2 * _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(tag[3])) > _MAX_ATTRIBUTES:
             return DroppedText("html: too many attributes", f"over {_MAX_ATTRIBUTES:,} in one tag <{name[:20]}>")
         if not name or name in _VOID_TAGS:

@@ -67,7 +67,8 @@ class LanguageStep:
 
     def __call__(self, text: str) -> str | DroppedText:
         """Return the text, or a drop if its language is not accepted."""
-        languages, least = self._settings.keep, self._settings.least
+        languages = self._settings.keep
+        least = self._settings.least
         predictions = _predict_languages(text[: self._settings.characters], len(LANGUAGES) if languages else 1)
         if not predictions:
             self._languages.append(NO_LANGUAGE)
@@ -84,7 +85,8 @@ class LanguageStep:
 
     def take(self) -> list[str]:
         """Return and clear the languages of the texts since the last call, in order."""
-        languages, self._languages = self._languages, []
+        languages = self._languages
+        self._languages = []
         return languages
 
 

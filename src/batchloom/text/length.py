@@ -35,7 +35,8 @@ class LengthSettings:
         raise_problems(problems)
 
     def _find_crossed_limits(self, unit: str) -> list[str]:
-        least, most = getattr(self, f"least_{unit}"), getattr(self, f"most_{unit}")
+        least = getattr(self, f"least_{unit}")
+        most = getattr(self, f"most_{unit}")
         if least is None or most is None or least <= most:
             return []
         return [f"least_{unit}: {least:,} is above most_{unit}, {most:,}: every text would be dropped"]

@@ -102,7 +102,8 @@ _DOMAIN = re.compile(
 
 def _find_emails(text: str) -> Iterator[tuple[int, int]]:
     """Yield spans around each ``@``: the domain, and the longest local part before it."""
-    search_start, at = 0, text.find("@")
+    search_start = 0
+    at = text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
         if domain is not None:
@@ -158,7 +159,8 @@ _IPV6_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
 
 def _find_ipv6(text: str) -> Iterator[tuple[int, int]]:
     for groups in _IPV6_GROUPS.finditer(text):
-        start, stop = groups.start() - 4, groups.end()
+        start = groups.start() - 4
+        stop = groups.end()
         if stop - start > 40 or (start and (_WORD_CHARACTER.match(text[start - 1]) or text[start - 1] in ":.")):
             continue
         if text[stop - 1] == ":" and text[stop - 2] != ":":
@@ -207,7 +209,8 @@ def _find_international_phones(text: str) -> Iterator[tuple[int, int]]:
     if "+" not in text:
         return
     for number in _INTERNATIONAL_PHONE.finditer(text):
-        digits, stop = 0, 0
+        digits = 0
+        stop = 0
         for group in _PHONE_GROUP.finditer(number[0]):
             digits += sum(map(str.isdigit, group[0]))
             if digits > 15:

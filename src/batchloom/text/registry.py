@@ -222,7 +222,8 @@ class TextCleaner:
         sizes = list(map(compute_utf8_length, texts))
         counts = []
         for number, clean in enumerate(self._cleans):
-            documents, size = len(sizes), sum(sizes)
+            documents = len(sizes)
+            size = sum(sizes)
             results = list(map(clean, cleaned.texts))
             if isinstance(clean, language.LanguageStep):
                 cleaned.languages = clean.take()
@@ -234,7 +235,9 @@ class TextCleaner:
 
 def _apply_step_results(cleaned: CleanResult, sizes: list[int], number: int, results: list[str | DroppedText]) -> int:
     """Merge the results of a step into ``cleaned``; return how many texts changed."""
-    texts, changed, dropped = cleaned.texts, 0, set[int]()
+    texts = cleaned.texts
+    changed = 0
+    dropped = set[int]()
     # A step returns its input object if nothing changed, which is the common case.
     for index in [index for index, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]]:
         result = results[index]

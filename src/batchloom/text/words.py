@@ -19,7 +19,8 @@ from batchloom.core.native import WORDS_SOURCE, find_library
 from batchloom.text.english_words import SegmentCache, iter_words, load_english_set, load_rules, split_segment_words
 
 # Kinds of words, as in words.c.
-_SYMBOL, _HAS_LETTER = 1, 2
+_SYMBOL = 1
+_HAS_LETTER = 2
 # words.c indexes the bytes of a text by 32 bits.
 _MAX_NATIVE_BYTES = 1 << 30
 # As in words.c.
@@ -107,7 +108,8 @@ _WORD_KINDS = SegmentCache(_classify_word)
 def find_excess_in_python(text: str, top_limits: NgramLimits, duplicate_limits: NgramLimits) -> NgramExcess | None:
     """Find n-grams as :func:`find_excess`, without the library."""
     words = list(iter_words(text))
-    letters, ends = "".join(words), list(accumulate(map(len, words), initial=0))
+    letters = "".join(words)
+    ends = list(accumulate(map(len, words), initial=0))
     times = len(words)
     for n, share in top_limits:
         # An n-gram occurs at most as often as the most frequent shorter one. The margin is for rounding.
@@ -142,7 +144,9 @@ def _list_candidates(letters: str, ends: list[int], n: int) -> list[int]:
 
 
 def _measure_repeated_ngrams(letters: str, ends: list[int], n: int, candidates: list[int]) -> int:
-    ngrams, characters, free = set[str](), 0, 0
+    ngrams = set[str]()
+    characters = 0
+    free = 0
     for word in candidates:
         if word < free or word + n >= len(ends):
             continue
@@ -161,7 +165,9 @@ class WordKernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        text, address, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64
+        text = ctypes.c_char_p
+        address = ctypes.c_void_p
+        number = ctypes.c_int64
         functions: list[tuple[Any, list[Any]]] = [
             (library.batchloom_set_rules, [text] * 4),
             (library.batchloom_split, [text, number, number, address]),
@@ -169,7 +175,9 @@ class WordKernel:
             (library.batchloom_find_excess, [number, number, number, text, text, address]),
         ]
         for function, arguments in functions:
-            function.argtypes, function.restype, function.errcheck = arguments, number, _check_memory
+            function.argtypes = arguments
+            function.restype = number
+            function.errcheck = _check_memory
         library.batchloom_get_unknown.argtypes, library.batchloom_get_unknown.restype = [], address
         library.batchloom_get_word.argtypes, library.batchloom_get_word.restype = [number, address], address
         self._numbers = (number * 4)()
@@ -213,7 +221,8 @@ class WordKernel:
         data = text.encode("utf-8", "surrogatepass")
         if len(data) > _MAX_NATIVE_BYTES:
             return False
-        split, is_new = self._library.batchloom_split, True
+        split = self._library.batchloom_split
+        is_new = True
         while unknown_bytes := split(data, len(data), is_new, self._address):
             self._define(ctypes.string_at(self._library.batchloom_get_unknown(), unknown_bytes))
             is_new = False
@@ -245,7 +254,8 @@ def _check_memory(result: int, _function: object, _arguments: object) -> int:
 @functools.lru_cache(16)
 def _pack_limits(limits: NgramLimits) -> tuple[bytes, bytes]:
     """Return the sizes and shares of limits as arrays."""
-    sizes, shares = [n for n, _ in limits], [share for _, share in limits]
+    sizes = [n for n, _ in limits]
+    shares = [share for _, share in limits]
     return struct.pack(f"={len(limits)}q", *sizes), struct.pack(f"={len(limits)}d", *shares)
 
 

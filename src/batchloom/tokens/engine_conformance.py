@@ -222,7 +222,8 @@ def apply_engine(tokenizer: Tokenizer, engine: EncodingEngine) -> Tokenizer:
 def _compare_engines(tokenizer: JsonTokenizer, texts: Sequence[str], *, control: bool = False) -> EngineDifference:
     ids, offsets = tokenizer.encode_batch(texts, control=control)
     right, bounds = tokenizer.encode_exactly(texts, control=control)
-    differing, example = [], ""
+    differing = []
+    example = ""
     for number, text in enumerate(texts):
         fast = ids[offsets[number] : offsets[number + 1]]
         exact = right[bounds[number] : bounds[number + 1]]

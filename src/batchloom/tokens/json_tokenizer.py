@@ -91,7 +91,8 @@ def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     for text in texts:
         if batch and size + len(text) > _BATCH_CHARACTERS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(text)
         size += len(text)
     if batch:
@@ -252,7 +253,8 @@ class JsonTokenizer:
             raise TokenizerError(f"{label} cannot be written as JSON: {error}") from error
         self.name = name
         self.vocab_size = max(words.values()) + 1
-        self.end_id, self.bos_id = words[end], None if bos is None else words[bos]
+        self.end_id = words[end]
+        self.bos_id = None if bos is None else words[bos]
         self.control = {token["content"]: token["id"] for token in tokens if token["special"]}
         self.added = {token["content"]: token["id"] for token in tokens if not token["special"]}
         self.fingerprint = fingerprint_definition(tokenizer_json, self.end_id, self.bos_id)
@@ -316,7 +318,8 @@ class JsonTokenizer:
 
     def _find_exact_texts(self, texts: Sequence[str]) -> list[int]:
         """Return the indices of texts to which the fast engine may give other ids."""
-        encoder, rare = self._fast, self.engine.exact_characters
+        encoder = self._fast
+        rare = self.engine.exact_characters
         if isinstance(encoder, SplintrEncoder):
             return [i for i, text in enumerate(texts) if encoder.differs(text) or any(odd in text for odd in rare)]
         # Searching every text costs a twentieth of encoding it, so do it only if needed.

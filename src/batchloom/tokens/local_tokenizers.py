@@ -25,7 +25,8 @@ _SPECIAL_TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "s
 _TURN_END_TOKENS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
 )
-_TOKENIZER_FILE, _STATE_FILE = "tokenizer.json", "tokenizer_state.json"
+_TOKENIZER_FILE = "tokenizer.json"
+_STATE_FILE = "tokenizer_state.json"
 _TEMPLATE_FILE = "chat_template.jinja"
 _REMEDY = "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
 # The largest vocabularies take some tens of MiB.
@@ -289,7 +290,8 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     """
     if not isinstance(state, Mapping) or "state_version" not in state:
         raise TokenizerError("this is not the state of a tokenizer: it has no state_version")
-    version, kind = state["state_version"], state.get("kind")
+    version = state["state_version"]
+    kind = state.get("kind")
     if version != STATE_VERSION:
         raise TokenizerError(
             f"the tokenizer's state has version {version!r:.40}, and this batchloom reads version "
@@ -327,7 +329,8 @@ def _restore_json_tokenizer(state: _JsonState) -> JsonTokenizer:
     cleaned = clean_tokenizer_json(state.tokenizer, label)
     words = read_vocabulary(cleaned, label)
     by_id = {number: word for word, number in words.items()}
-    end, bos = by_id.get(state.end_id), None if state.bos_id is None else by_id.get(state.bos_id)
+    end = by_id.get(state.end_id)
+    bos = None if state.bos_id is None else by_id.get(state.bos_id)
     if end is None or (bos is None and state.bos_id is not None):
         raise TokenizerError(
             f"{label} is damaged: its end_id {state.end_id} or bos_id {state.bos_id} is not in its vocabulary"

@@ -95,7 +95,8 @@ def _marks_every_word(pre_tokenizers: Sequence[Mapping[str, Any]]) -> bool:
 def _rename_unknown_token(model: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return a Unigram for splintr, and the spellings of its unknown token."""
     # splintr recognizes these tokens by their names.
-    vocabulary, number = list(model["vocab"]), model["unk_id"]
+    vocabulary = list(model["vocab"])
+    number = model["unk_id"]
     name, score = vocabulary[number]
     vocabulary[number] = ["<unk>", score]
     names = Counter(token for token, _ in vocabulary)

@@ -254,7 +254,8 @@ class UnknownTokenizer:
             raise TokenizerError(
                 f"the end token {end_id} is not in a vocabulary of {vocab_size} ids: it must be 0 to {vocab_size - 1}"
             )
-        self.vocab_size, self.end_id = vocab_size, end_id
+        self.vocab_size = vocab_size
+        self.end_id = end_id
         identity = {"kind": "none", "vocab_size": vocab_size}
         self.vocabulary_hash = fingerprint_of(identity)
         self.fingerprint = fingerprint_of({**identity, "end_id": end_id})

@@ -88,9 +88,11 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
                 f"{label}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
                 f"number from 0 to {ID_LIMIT - 1}"
             )
-    size, highest = len(words), -1
+    size = len(words)
+    highest = -1
     for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
-        content, number = token["content"], token["id"]
+        content = token["content"]
+        number = token["id"]
         # tokenizers assigns its own id to an added token that the vocabulary lacks, whatever the file says.
         expected_id = words.get(content, max(size, highest + 1))
         if expected_id != number:
@@ -172,7 +174,8 @@ def _bound_growth(steps: Iterable[Mapping[str, Any]]) -> float:
     # What steps have written: its growth, and its characters, None for any.
     written: list[tuple[float, set[str] | None]] = [(1.0, set())]
     for step in steps:
-        content, pattern = str(step.get("content") or step.get("prepend") or ""), _get_literal(step)
+        content = str(step.get("content") or step.get("prepend") or "")
+        pattern = _get_literal(step)
         # A text is replaced in what an earlier step has written only if the two share a character.
         before = (growth for growth, letters in written if pattern is None or letters is None or letters & pattern)
         growth = max(1.0, _find_growth(step)) * max(before, default=1.0)
@@ -197,7 +200,8 @@ def _find_growth(step: Mapping[str, Any]) -> float:
     if step.get("type") == "Prepend":
         return 1 + len(str(step.get("prepend", "")).encode())
     if step.get("type") == "Replace":
-        content, pattern = str(step.get("content", "")), step.get("pattern")
+        content = str(step.get("content", ""))
+        pattern = step.get("pattern")
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None
         if isinstance(literal, str) and literal:
             return len(content.encode()) / len(literal.encode())
@@ -233,7 +237,8 @@ def replace_unsplit_metaspace(tokenizer_json: Mapping[str, Any]) -> Mapping[str,
     step = tokenizer_json.get("pre_tokenizer")
     if not isinstance(step, Mapping) or step.get("type") != "Metaspace" or step.get("split", True):
         return tokenizer_json
-    mark, scheme = step.get("replacement", "\u2581"), step.get("prepend_scheme", "always")
+    mark = step.get("replacement", "\u2581")
+    scheme = step.get("prepend_scheme", "always")
     # An added token that matches in a text begins a part, and "first" marks only the first part.
     if scheme == "first" and any(not token["special"] for token in tokenizer_json["added_tokens"]):
         return tokenizer_json

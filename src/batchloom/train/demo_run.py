@@ -35,7 +35,8 @@ _MAX_CORPUS_BYTES = 8 << 20
 _DEMO_MARKER_FILE = "made-by-batchloom-demo"
 _PROGRESS_INTERVAL = 10
 # Sampling: temperature below 1 prefers likely tokens, and only the most likely ones are drawn.
-_TEMPERATURE, _TOP_K = 0.8, 40
+_TEMPERATURE = 0.8
+_TOP_K = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> DemoResult:
     """
     start_time = time.perf_counter()
     settings = make_settings(load_named_config("tiny"), {} if steps is None else {"steps": steps})
-    text, data, folder = out / "text", out / "store", RunFolder(out / "run")
+    text = out / "text"
+    data = out / "store"
+    folder = RunFolder(out / "run")
     _claim_folder(out)
     files, size = _collect_corpus(text)
     print_line(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
@@ -90,8 +93,10 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> DemoResult:
         raise TrainError(f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {out} and run the demo again.")
     print_line("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
 
-    store, val = open_store(data), open_store(data, "val")
-    seq_len, rows = settings.seq_len, settings.global_batch_size
+    store = open_store(data)
+    val = open_store(data, "val")
+    seq_len = settings.seq_len
+    rows = settings.global_batch_size
     print_line(
         f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
         f"seq_len={seq_len}, global_batch_size={rows})"
@@ -150,7 +155,8 @@ def _collect_corpus(folder: Path) -> tuple[int, int]:
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        files, size = files + 1, size + len(content)
+        files += 1
+        size += len(content)
     if not files:
         raise InputMissingError("This Python installation has neither its topics nor its sources as text.")
     return files, size

@@ -103,7 +103,8 @@ def run_worker(
         source = open_source(data, folder, ranks, resume=has_run)
         run = set_up_run(source, settings, folder, ranks, log)
         leave = leave or LeaveEvent()
-        tokens, seconds = 0, 0.0
+        tokens = 0
+        seconds = 0.0
         with closing(iter_training(run, resume=has_run)) as steps:
             first_step = step = next(steps)
             start_time = time.perf_counter()
@@ -137,8 +138,11 @@ def run_worker(
 
 def _adapt_batch_size(config: WorkerConfig, run: TrainRun, step: int, print_line: PrintLine) -> None:
     """Adapt the step size to the current number of workers, and print it."""
-    rows, workers, loader = config.batch_size, run.ranks.world_size, run.loader
-    size, previous_size = rows * workers, loader.plan.spec_at(step).global_batch_size
+    rows = config.batch_size
+    workers = run.ranks.world_size
+    loader = run.loader
+    size = rows * workers
+    previous_size = loader.plan.spec_at(step).global_batch_size
     if step >= run.settings.steps:
         return
     if previous_size != size:

@@ -179,9 +179,11 @@ def iter_training(
     run: TrainRun, *, resume: bool = False, stop_at: int | None = None
 ) -> Generator[int, None, TrainResult]:
     """Train the steps of a run; yield the steps done before the first and after each."""
-    settings, log = run.settings, run.log
+    settings = run.settings
+    log = run.log
     with hold_run_folder(run, resume=resume) as start_step:
-        inbox, last = EditInbox(run.folder.edits), min(settings.steps, stop_at or settings.steps)
+        inbox = EditInbox(run.folder.edits)
+        last = min(settings.steps, stop_at or settings.steps)
         # Apply edits that the newest checkpoint lacks before any step is computed without them.
         is_edited = apply_pending_edits(run, inbox, start_step)
         if is_edited and run.ranks.first and is_last_step(run, start_step, last):
@@ -191,7 +193,9 @@ def iter_training(
                 f"{start_step} of {format_count(settings.steps, 'step')} are done already; --max-iters (of a worker "
                 "--num-steps) sets their number."
             )
-        done, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
+        done = start_step
+        val_loss = None
+        meter = Meter(run.loader, exchange=False)
         yield done
         for batch in islice(meter.over(), max(0, last - start_step)):
             done = batch.step + 1
@@ -244,7 +248,8 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
 
 def _iter_losses(run: TrainRun, batch: Batch) -> Iterator[Tensor]:
     """Yield the summed loss of each pass, in the context for its backward pass."""
-    passes, learner = run.loader.share_at(batch.step).passes, run.learner
+    passes = run.loader.share_at(batch.step).passes
+    learner = run.learner
     for number, part in enumerate(iter_passes(run.model, batch, passes), 1):
         # Gradients are summed over ranks once, in the last pass.
         with learner.no_sync() if isinstance(learner, DistributedDataParallel) and number < passes else nullcontext():
@@ -309,7 +314,8 @@ def compute_row_losses(run: TrainRun, batch: Batch) -> list[float | None]:
     It is in nats per trained token, and None for a row without one. The rows are passed through the model once more,
     each alone and with the weights before the step, so the arithmetic of training stays the same.
     """
-    plan, balance = run.loader.plan, run.loader.costs if run.settings.order.balance else None
+    plan = run.loader.plan
+    balance = run.loader.costs if run.settings.order.balance else None
     start, stop = plan.positions_of(batch.step)
     _, positions = select_rank_rows(plan, batch.step, run.loader.share_at(batch.step), balance)
     own_losses: list[tuple[int, float]] = []
@@ -331,7 +337,8 @@ def log_step(
         return
     metrics = meter.metrics()
     scope = "rank" if streamed else "perf"
-    tokens, filled = metrics[f"{scope}/tokens"], metrics[f"{scope}/packing_efficiency"]
+    tokens = metrics[f"{scope}/tokens"]
+    filled = metrics[f"{scope}/packing_efficiency"]
     if streamed:
         # With a stream each rank knows only its own rows.
         tokens, filled = run.ranks.total(tokens, filled / run.ranks.world_size)
@@ -378,7 +385,8 @@ def finish_run(run: TrainRun) -> None:
 
 
 def export_pretrained(run: TrainRun) -> None:
-    model, settings = run.model, run.settings.model
+    model = run.model
+    settings = run.settings.model
     if not (isinstance(model, PretrainedModel) and isinstance(settings, PretrainedSettings)):
         return
 

@@ -246,7 +246,8 @@ class DataRequest:
         for group in (self, self.options, self.media, self.store):
             group_class: Any = type(group)
             for option in list_settings(group_class):
-                allowed, value = _APPLICABLE_SOURCES.get(option.name, _SOURCES), getattr(group, option.name)
+                allowed = _APPLICABLE_SOURCES.get(option.name, _SOURCES)
+                value = getattr(group, option.name)
                 if value != option.default and not sources & {*allowed}:
                     *others, last = map(_format_option, allowed)
                     alternatives = f"{', '.join(others)} or {last}" if others else last
@@ -310,7 +311,8 @@ class TrainRequest:
 
     def _find_name_problems(self) -> list[str]:
         """Refuse a name of the run that is no file name, or resembles a configuration."""
-        name, known = self.model_name, list_model_names()
+        name = self.model_name
+        known = list_model_names()
         if name in known:
             # Both say the sizes, unless the file is that of the name.
             is_own_file = self.config_file is None or self.config_file.stem == name
@@ -457,7 +459,9 @@ class WorkerConfig:
             raise_problems(["--dataset-type: missing; give dummy, distributed_dummy, huggingface or store"])
         # Integers of numpy become plain ones, which the ranks exchange as JSON.
         convert_int_settings(self)
-        kind, name, problems = self.dataset_type, self.dataset_name, find_problems(self)
+        kind = self.dataset_type
+        name = self.dataset_name
+        problems = find_problems(self)
         if kind in _DATASET_NAME_HELP and not name:
             problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
         if kind != "huggingface" and self.tokenizer_name is not None:

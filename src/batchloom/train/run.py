@@ -183,7 +183,8 @@ def _make_val_loaders(
     source: Store | Mixture, settings: TrainSettings, ranks: RankGroup, log: RunLog, media: MediaOptions
 ) -> dict[str, Loader]:
     """Return the val loaders by source, and print a note for sources without val."""
-    stores, loaders = get_stores(source), {}
+    stores = get_stores(source)
+    loaders = {}
     for name, store in stores.items():
         if "val" not in store.subsets:
             continue
@@ -269,7 +270,8 @@ def hold_run_folder(run: TrainRun, *, resume: bool) -> Iterator[int]:
 
 def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
     """Create the run's folder, or resume its newest checkpoint; return the steps done."""
-    folder, log = run.folder, run.log
+    folder = run.folder
+    log = run.log
     run_description = {"data": _describe_run(run), **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
         run_description["init"] = {"fingerprint": compute_folder_fingerprint(Path(run.settings.model.init))}
@@ -351,14 +353,16 @@ def _list_allowed_changes(
     previous_description: dict[str, Any], run_description: dict[str, Any], run_path: Path
 ) -> list[str]:
     """List allowed differences between a run and its continuation."""
-    old, new = flatten_values(previous_description), flatten_values(run_description)
+    old = flatten_values(previous_description)
+    new = flatten_values(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
     changed_names = [name for name in names if old.get(name) != new.get(name)]
     refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS)]
     if refused_names:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         remedy = "Give the settings the run was started with, or another --out for a new run."
-        old_path, new_path = old.get("data.path"), new.get("data.path")
+        old_path = old.get("data.path")
+        new_path = new.get("data.path")
         if "data.fingerprint" in refused_names and old_path and new_path and old_path != new_path:
             remedy += f" It was started with {old_path}, and this is {new_path}."
         if any(name.startswith("data.mixture.weights.") for name in refused_names):
@@ -372,8 +376,11 @@ def _list_allowed_changes(
 
 
 def _announce_run(run: TrainRun, done: int) -> None:
-    settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
-    plan, share = run.loader.plan, run.loader.share_at(0)
+    settings = run.settings
+    ranks = run.ranks
+    print_line = run.log.print_line
+    plan = run.loader.plan
+    share = run.loader.share_at(0)
     is_single_store = not run.loader.streamed and plan.mixture is None
     # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)
@@ -412,7 +419,9 @@ def _count_trained_tokens(loader: Loader) -> int:
 
 
 def _announce_store(run: TrainRun) -> None:
-    print_line, plan, data = run.log.print_line, run.loader.plan, run.loader.store
+    print_line = run.log.print_line
+    plan = run.loader.plan
+    data = run.loader.store
     share_trained = _count_trained_tokens(run.loader) / max(data.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if data.masked else ""
     print_line(f"data   {run.loader.origin}: {len(data):,} documents, {data.tokens:,} tokens{trained}")

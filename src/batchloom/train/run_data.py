@@ -352,7 +352,8 @@ def _announce_generation(store: Store, name: object, newest: int) -> None:
 
 
 def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:
-    order, options = settings.order, request.options
+    order = settings.order
+    options = request.options
     return stream(
         list(request.stream or ()),
         tokenizer=request.tokenizer,

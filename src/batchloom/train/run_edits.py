@@ -363,7 +363,8 @@ class EditInbox:
     """Edit requests of a run, read by its first rank."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._read_paths = folder, set[Path]()
+        self._folder = folder
+        self._read_paths = set[Path]()
         self._has_started = False
 
     def take(self, run: TrainRun) -> list[EditRequest]:
@@ -372,7 +373,8 @@ class EditInbox:
         At the first call an invalid file raises StateError, because it may have held an applied edit. Later ones are
         ignored, so that they do not stop a training run.
         """
-        has_started, self._has_started = self._has_started, True
+        has_started = self._has_started
+        self._has_started = True
         new_paths = [path for path in _list_request_files(self._folder) if path not in self._read_paths]
         if not new_paths:
             return []
@@ -443,7 +445,8 @@ def _parse_edit(plain: dict[str, Any]) -> Edit:
 
 def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> None:
     """Apply an edit that all ranks accept, answer its request, and log it."""
-    loader, edit = run.loader, _parse_edit(plain)
+    loader = run.loader
+    edit = _parse_edit(plain)
     before, after = _edit_loader(loader, edit, run.settings.steps)
     check_ranks_agree(run)
     journal = loader.plan.journal

@@ -49,7 +49,8 @@ from batchloom.core.wording import format_list
 from batchloom.train.train_settings import TrainSettings, make_settings
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
-_MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+_MODEL_FILE = "model.safetensors"
+_OPTIMIZER_FILE = "optimizer.safetensors"
 RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
 PrintLine = Callable[[str], None]
@@ -415,7 +416,9 @@ class RunLog:
     mark = ""
 
     def __init__(self, path: Path | None, print_line: PrintLine, print_every: int = 1) -> None:
-        self._path, self._print_line, self._print_every = path, print_line, print_every
+        self._path = path
+        self._print_line = print_line
+        self._print_every = print_every
 
     @property
     def is_enabled(self) -> bool:

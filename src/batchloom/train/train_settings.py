@@ -334,7 +334,8 @@ def make_settings(plain: Mapping[str, Any], changes: Mapping[str, Any], path: st
 def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**plain, **changes}
     for group in _GROUPS:
-        values, group_changes = plain.get(group, {}), changes.get(group)
+        values = plain.get(group, {})
+        group_changes = changes.get(group)
         if isinstance(group_changes, Mapping):
             # A group that is not an object stays unchanged, so that its problem is reported with the others.
             merged[group] = {**values, **group_changes} if isinstance(values, dict) else values

@@ -164,9 +164,11 @@ def _choose_range(values: Floats, *, from_zero: bool) -> tuple[float, float]:
     """Return the lowest and the highest value of an axis, with a margin."""
     finite = values[np.isfinite(values)]
     if not finite.size:
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     else:
-        low, high = float(finite.min()), float(finite.max())
+        low = float(finite.min())
+        high = float(finite.max())
     low = min(low, 0.0) if from_zero else low
     margin = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
     return (low if from_zero else low - margin), high + margin

@@ -13,10 +13,13 @@ from batchloom.store import REPORT_NAME, Store
 from batchloom.store.format import OBJECTIVES, SIDE_NAMES, GenerationEntry, SourceEntry, format_generation_file_name
 
 # Larger stores are sampled: 4 million lengths take 50 ms.
-_LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
+_LENGTHS_PER_STEP = 1 << 16
+_MAX_LENGTH_STEPS = 64
 # A length has at most 32 binary digits.
 _MAX_DIGITS = 32
-_MAX_SOURCES, _MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50, 50
+_MAX_SOURCES = 50
+_MAX_QUARANTINED = 50
+_MAX_GENERATIONS = 50
 # More lines of a quarantine are neither parsed nor counted.
 _MAX_QUARANTINE_LINES = 10_000
 

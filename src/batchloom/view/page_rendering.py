@@ -92,7 +92,8 @@ def make_address(path: str, *parameters: Mapping[str, Any]) -> str:
     return quote(path) + (f"?{urlencode(query)}" if query else "")
 
 
-_MOST, _MOST_DIGITS = 1 << 40, 13
+_MOST = 1 << 40
+_MOST_DIGITS = 13
 
 
 @final

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from batchloom.analysis.doctor import Diagnosis
 
 _LISTED_DOCUMENTS = 50
-_BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
+_BEGINNING_TOKENS = 96
+_BEGINNING_CHARACTERS = 240
 # Sources whose paths are shortened; those beyond are shown whole.
 _MOST_SHORTENED = 10_000
 _SEARCH_MODES = ("text", "regex", "hash", "line")
@@ -180,7 +181,8 @@ class Pages:
         """Show a part of a document as text or tokens, with its loss and its origin."""
         store, frame = self._open(request)
         number = check_number(store, request.path_params["number"])
-        at, text = read_number(request, "at", 0), request.query_params.get("find", "")
+        at = read_number(request, "at", 0)
+        text = request.query_params.get("find", "")
         if text and "at" not in request.query_params:
             conditions = DocumentFilter(text=text, regex=request.query_params.get("mode") == "regex")
             at = find_text(store, number, conditions)
@@ -222,7 +224,8 @@ class Pages:
         number = check_number(store, request.path_params["number"])
         start = read_number(request, "start", 0)
         search = find_copies(store, number, start)
-        dropped, dropped_fault = None, ""
+        dropped = None
+        dropped_fault = ""
         if not start:
             try:
                 dropped = read_dropped_copies(store, number)
@@ -260,7 +263,8 @@ class Pages:
         store, frame = self._open(request)
         choice = read_choice(request, self._target.choice)
         plan = self._target.make_plan(choice)
-        step, first = read_number(request, "step", 0), read_number(request, "row", 0)
+        step = read_number(request, "step", 0)
+        first = read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
             values = {**frame, "step": step, "choice": choice.parameters}
@@ -306,7 +310,8 @@ def _read_parameters(request: Request) -> dict[str, str]:
 def _search(store: Store, request: Request) -> dict[str, Any]:
     """Run the search of a request; return its rows and how to continue it."""
     start = read_number(request, "start", 0)
-    text, mode = request.query_params.get("text", ""), request.query_params.get("mode", "text")
+    text = request.query_params.get("text", "")
+    mode = request.query_params.get("mode", "text")
     if text and mode == "hash":
         result = find_by_hash(store, text.strip(), start)
     elif text and mode == "line":
@@ -369,12 +374,14 @@ def _list_documents(store: Store, numbers: Sequence[int], excerpts: Mapping[int,
 def shorten_paths(paths: tuple[str, ...]) -> dict[str, str]:
     """Return the end of each path that no other path has, in whole components."""
     short: dict[str, str] = {}
-    pending, depth = dict.fromkeys(paths), 1
+    pending = dict.fromkeys(paths)
+    depth = 1
     while pending:
         ends = {path: "/".join(path.split("/")[-depth:]) for path in pending}
         counts = Counter(ends.values())
         short |= {path: end for path, end in ends.items() if counts[end] == 1 or end == path}
-        pending, depth = dict.fromkeys(path for path in pending if path not in short), depth + 1
+        pending = dict.fromkeys(path for path in pending if path not in short)
+        depth += 1
     return short
 
 
@@ -425,7 +432,9 @@ def _list_media(store: Store) -> list[str]:
     return list(MEDIUM_KINDS) if StoreMedia(store).any else []
 
 
-_FILE_TOKENS, _FILE_ROWS, _NOTEBOOK_ROWS = 1 << 16, 64, 8
+_FILE_TOKENS = 1 << 16
+_FILE_ROWS = 64
+_NOTEBOOK_ROWS = 8
 
 
 def make_page_file(
@@ -529,7 +538,8 @@ def _render_batch(batch: Batch) -> str:
 
 def _list_batch_rows(batch: Batch) -> list[BatchRow]:
     """Return the rows of a batch; none if it is varlen or was rebuilt."""
-    layout, labels = batch.layout, batch.get("labels")
+    layout = batch.layout
+    labels = batch.get("labels")
     if layout is None or layout.sliced or labels is None or labels.ndim != 2:
         return []
     trained = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels) != IGNORE_INDEX

@@ -35,13 +35,19 @@ from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, Vie
 Ints = NDArray[np.int64]
 
 # A sample of the pools of a large store, which takes a tenth of a second.
-_SAMPLED_POOLS, _MAX_FORECASTS = 4, 8
-_WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
+_SAMPLED_POOLS = 4
+_MAX_FORECASTS = 8
+_WINDOWS = 60
+_LISTED_SOURCES = 50
+_LISTED_CHANGES = 20
 # Further sources are drawn as one.
 _DRAWN_SOURCES = COLOURS
 # An epoch takes about a millisecond.
 _SEARCHED_EPOCHS = 100
-_LISTED_STEPS, _LISTED_RANKS, _LISTED_WORKERS, _DRAWN_ROWS = 100, 64, 64, 8
+_LISTED_STEPS = 100
+_LISTED_RANKS = 64
+_LISTED_WORKERS = 64
+_DRAWN_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,8 @@ def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> d
 def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, stop: int) -> ShareColumn:
     total = max(sum(window.sequences.values()), 1)
     shares = {name: window.sequences.get(name, 0) / total for name in colours}
-    top, parts = 100.0, []
+    top = 100.0
+    parts = []
     for name, share in shares.items():
         top -= 100 * share
         parts.append((colours[name], top, 100 * share))
@@ -277,7 +284,8 @@ def _assign_worker(request: Request, step: int, begun: int) -> dict[str, Any]:
 
 def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
     """Return the rows of each rank in a step, and the drawn rows of one."""
-    step, chosen = read_number(request, "step", 0), read_number(request, "rank", 0)
+    step = read_number(request, "step", 0)
+    chosen = read_number(request, "rank", 0)
     balance = bool(request.query_params.get("balance"))
     size = plan.spec_at(step).global_batch_size
     world_size = read_number(request, "ranks", 0, 1) or next(count for count in (8, 4, 2, 1) if size % count == 0)

@@ -26,9 +26,11 @@ from batchloom.view.page_rendering import read_number, respond
 from batchloom.view.step_log import LogView, as_number
 from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, PlanChoice, ViewTarget, is_near
 
-_DRAWN_ROWS, _LISTED_SPANS = 8, 4
+_DRAWN_ROWS = 8
+_LISTED_SPANS = 4
 _SMOOTHINGS = (0, 10, 50, 200, 1000)
-_NEAR_STEPS, _USUAL_STEPS = 50, 25
+_NEAR_STEPS = 50
+_USUAL_STEPS = 25
 _SHARE_COLUMNS = 60
 # A log without a new line for so long is not followed. Compiling a model takes minutes before the first step.
 _FOLLOWED_SECONDS = 600
@@ -45,7 +47,8 @@ class RunPages:
     """
 
     def __init__(self, target: ViewTarget) -> None:
-        self._target, self._log = target, target.log
+        self._target = target
+        self._log = target.log
 
     def list_routes(self) -> list[Route]:
         """Return the address of the page."""
@@ -54,8 +57,10 @@ class RunPages:
     def show_run(self, request: Request) -> Response:
         """Show the curves of a range of steps, and the documents of one step."""
         log = self._log.read()
-        first, to = read_number(request, "from", 0), read_number(request, "to", 0)
-        smooth, logarithmic = read_number(request, "smooth", 0), request.query_params.get("axis") == "log"
+        first = read_number(request, "from", 0)
+        to = read_number(request, "to", 0)
+        smooth = read_number(request, "smooth", 0)
+        logarithmic = request.query_params.get("axis") == "log"
         selected = read_number(request, "step", 0) if request.query_params.get("step") else None
         last = to or math.inf
         # Numbers of 0 are left out of addresses.

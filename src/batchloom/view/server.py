@@ -66,7 +66,8 @@ class AccessGuard:
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
+        self._app = app
+        self._token = token
         # Browsers share the cookies of all ports of a host, and several servers may run.
         self._cookie = f"batchloom_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
@@ -251,24 +252,25 @@ def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
 
 def _show_error(request: Request, error: Exception) -> Response:
     """Show the message of an error, with status 400 for a request and 500 for data."""
-    message, status = str(error), 400
+    message = str(error)
+    status = 400
     if isinstance(error, HTTPException):
         status = error.status_code
         if status == 404:
             message = f"There is no page {request.url.path}."
     elif isinstance(error, TokenizerError):
         # The ids of a store fit its tokenizer, unless one of them is damaged.
-        message, status = f"{error}. {CHECK_REMEDY}", 500
+        message = f"{error}. {CHECK_REMEDY}"
+        status = 500
     elif isinstance(error, BatchloomError):
         if isinstance(error, StoreError | StateError | OSError):
             status = 500
     elif isinstance(error, OSError):
-        message, status = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}.", 500
+        message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
+        status = 500
     else:
-        message, status = (
-            "This page failed because of a bug in batchloom. The terminal of the server shows the traceback.",
-            500,
-        )
+        message = "This page failed because of a bug in batchloom. The terminal of the server shows the traceback."
+        status = 500
     return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
 
@@ -308,7 +310,8 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         StoreError: a store is damaged.
     """
     _check_spec(spec)
-    pages, token = make_pages(spec), secrets.token_urlsafe(24)
+    pages = make_pages(spec)
+    token = secrets.token_urlsafe(24)
     first_page = pages.first_page if spec.document is None else f"/document/{spec.document}"
     if spec.step is not None:
         first_page = f"/packing?step={spec.step}"

@@ -155,14 +155,18 @@ class StepLog:
 
     def _read_on(self) -> None:
         file = find_log_file(Path(self._path))
-        status, first_line = file.stat(), _read_first_line(file)
+        status = file.stat()
+        first_line = _read_first_line(file)
         is_same = first_line == self._first_line and status.st_size >= self._offset
         if self._kind != "batchloom" or not is_same or status.st_ino != self._stamp[0]:
             # A resumed run replaces its log. The log of a run that begins anew may have the same inode; its first
             # line differs, unless it has the settings of the run before.
-            self._kind, self._first_line = "batchloom" if _is_own_entry(first_line) else "", first_line
+            self._kind = "batchloom" if _is_own_entry(first_line) else ""
+            self._first_line = first_line
             if self._kind or self._stamp != (status.st_ino, status.st_size, status.st_mtime_ns):
-                self._columns, self._offset, self._lines = LogColumns(), 0, 0
+                self._columns = LogColumns()
+                self._offset = 0
+                self._lines = 0
         if self._kind:
             with file.open("rb") as opened:
                 self._read_lines(opened)
@@ -188,7 +192,8 @@ class StepLog:
                 self._offset += len(line) + 1
 
     def _add_line(self, line: bytes, offset: int) -> None:
-        columns, entry = self._columns, parse_line(line)
+        columns = self._columns
+        entry = parse_line(line)
         step = None if entry is None else entry.get("step")
         if entry is None or not isinstance(step, int) or not 0 <= step <= MAX_STEPS:
             if line.strip():

@@ -103,7 +103,8 @@ class PlanCounting:
             return True
         if self._process is None or self._fingerprint != plan.fingerprint:
             self._stop()
-            self._process, self._fingerprint = start_counting_process(plan), plan.fingerprint
+            self._process = start_counting_process(plan)
+            self._fingerprint = plan.fingerprint
             return False
         if (code := self._process.poll()) is None:
             return False
@@ -130,7 +131,8 @@ _MIXTURE_SUFFIXES = (".yaml", ".yml")
 # Assumed steps of a mixture that repeats its sources without end.
 _MIXTURE_STEPS = 10_000
 # Plans and stores that stay in memory: a reader compares a few settings.
-_MAX_PLANS, _MAX_STORES = 8, 256
+_MAX_PLANS = 8
+_MAX_STORES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,9 @@ class ViewTarget:
         run_request: PlanRequest | None = None,
         choice: PlanChoice = _DEFAULT_CHOICE,
     ) -> None:
-        self.path, self._split, self._generation = path, split, generation
+        self.path = path
+        self._split = split
+        self._generation = generation
         self.choice = choice
         self._run_request = run_request or PlanRequest()
         self.kind = _find_kind(path)
@@ -227,7 +231,8 @@ class ViewTarget:
         self._stores = ValueCache[tuple[str, str], Store](_MAX_STORES)
         self._plans = ValueCache[PlanChoice, Plan](_MAX_PLANS)
         self._runs = ValueCache[None, RunPlan](1)
-        self._counting, self._counting_lock = PlanCounting(), threading.Lock()
+        self._counting = PlanCounting()
+        self._counting_lock = threading.Lock()
         self._list_addresses()
 
     @property
@@ -254,7 +259,8 @@ class ViewTarget:
 
     def read_run(self) -> RunPlan:
         """Return the plan of the run, resolved again if its folder or its data changed."""
-        request, run = self._run_request, RunFiles(Path(self.path))
+        request = self._run_request
+        run = RunFiles(Path(self.path))
         try:
             state_file: Path | None = find_state_file(request.checkpoint or run.path)
         except InputMissingError:
@@ -269,7 +275,8 @@ class ViewTarget:
         return self._runs.get(None, stamp, lambda: self._resolve_run(edits, is_saved=state_file is not None))
 
     def _resolve_run(self, edits: Sequence[Mapping[str, Any]], *, is_saved: bool) -> RunPlan:
-        folder, checkpoint = Path(self.path), self._run_request.checkpoint
+        folder = Path(self.path)
+        checkpoint = self._run_request.checkpoint
         if checkpoint is None and not RunFiles(folder).description.is_file():
             return RunPlan(
                 None,
@@ -283,7 +290,8 @@ class ViewTarget:
             if is_saved or checkpoint is not None:
                 plan, saved = resolve_plan(request)
             else:
-                plan, saved = resolve_first_plan(request), None
+                plan = resolve_first_plan(request)
+                saved = None
         except MissingDataError as error:
             options = ["--checkpoint", str(checkpoint)] if checkpoint else []
             command = shlex.join(["batchloom", "view", self.path, *options])

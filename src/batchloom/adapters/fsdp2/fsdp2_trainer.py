@@ -147,7 +147,8 @@ class FSDP2SFTTrainer:
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
             )
-        plan_steps, max_steps = len(self.loader), self.args.max_steps
+        plan_steps = len(self.loader)
+        max_steps = self.args.max_steps
         if max_steps > plan_steps:
             raise PlanError(
                 f"max_steps {max_steps} are requested and the plan has {plan_steps}: make the plan with "
@@ -184,7 +185,8 @@ class FSDP2SFTTrainer:
                 data, the model has no embedding row for an id or lets packed documents attend to each other, or a
                 loss is not finite, or the weights are not finite at a checkpoint or at the end.
         """
-        start_time, checkpoint = time.monotonic(), resume_from_checkpoint
+        start_time = time.monotonic()
+        checkpoint = resume_from_checkpoint
         steps_done = self._resume(self.args.resume_from_checkpoint if checkpoint is None else checkpoint)
         require_agreement(self.loader)
         self.log_history = []
@@ -206,7 +208,8 @@ class FSDP2SFTTrainer:
             window.append((loss, count))
             meter.step(batch, trained=count)
             if steps_done % self.args.logging_steps == 0 or steps_done == self.steps:
-                mean, tokens = sum(loss for loss, _ in window) / len(window), sum(count for _, count in window)
+                mean = sum(loss for loss, _ in window) / len(window)
+                tokens = sum(count for _, count in window)
                 step_metrics = {"loss": mean, "tokens": tokens, "grad_norm": norm, "origin": batch.origin}
                 self._log(batch.step, step_metrics | meter.metrics())
                 window.clear()
@@ -269,7 +272,8 @@ class FSDP2SFTTrainer:
 
     def _train_step(self, batch: Batch) -> tuple[float, float, int]:
         """Do an optimizer step; return loss, gradient norm and trained tokens (all ranks)."""
-        rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
+        rank = self.loader.spec.rank
+        seed = self.loader.plan.spec.seed
         check_batch_ids(self.model, batch)
         # Seed each step, so that dropout does not depend on interruptions.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
@@ -308,7 +312,8 @@ class FSDP2SFTTrainer:
         def collate(parts: list[Batch]) -> dict[str, Any]:
             return {**self._make_model_inputs(parts[0]), "use_cache": False}
 
-        rows, half = self.args.per_device_train_batch_size, self.args.bf16
+        rows = self.args.per_device_train_batch_size
+        half = self.args.bf16
         with self._make_autocast():
             check_no_leak(self.model, self.loader, collate, rows, half=half)
         if isinstance(self.model, FSDPModule):
@@ -324,7 +329,8 @@ class FSDP2SFTTrainer:
             )
             if "loss_weights" in part and "loss_weights" not in model_inputs:
                 raise InputError("data_collator leaves out loss_weights, which the data has: pass them on as they are.")
-            mask, packing = model_inputs.get("attention_mask"), self.loader.plan.spec.packing
+            mask = model_inputs.get("attention_mask")
+            packing = self.loader.plan.spec.packing
             if mask is not None and mask.ndim == 2 and packing != "none":
                 raise InputError(
                     f"data_collator gives an attention_mask of {list(mask.shape)} and rows are packed ({packing}): "
@@ -609,7 +615,9 @@ def _store_records(records: Any) -> Store:
         raise InputError(f"train_dataset is {quote_value(records)}. {_DATA_HELP}.")
     if not len(records):
         raise InputError(f"train_dataset is a {type(records).__name__} without records. {_DATA_HELP}.")
-    bits, id_buffers, lengths = MaskBuilder(), [], []
+    bits = MaskBuilder()
+    id_buffers = []
+    lengths = []
     for number in range(len(records)):
         ids, trained_mask = _parse_document(records[number], number)
         bits.append(trained_mask)

@@ -240,11 +240,13 @@ def _find_size_problems(args: Any, loader: Loader) -> list[str]:
     if rows is None:
         fact = "its edits change global_batch_size, and a trainer has a single one for the run"
         return [f"loader: {fact}: edit only other settings"]
-    batch_size, passes = args.train_batch_size, args.gradient_accumulation_steps
+    batch_size = args.train_batch_size
+    passes = args.gradient_accumulation_steps
     if batch_size * passes == rows:
         return []
     valid_sizes = ", ".join(f"{size} x {rows // size}" for size in list_divisors(rows))
-    actual_size, expected_size = batch_size * passes * args.world_size, loader.plan.spec.global_batch_size
+    actual_size = batch_size * passes * args.world_size
+    expected_size = loader.plan.spec.global_batch_size
     fact = (
         f"{batch_size} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {actual_size} a "
         f"step, and the plan has global_batch_size {expected_size}; rows x steps that match: {valid_sizes}"
@@ -347,7 +349,8 @@ def make_trainer_parts(
     if evaluation is not None:
         # A run may only evaluate.
         require_agreement(evaluation)
-    dataset, collator = (PlannedRows(loader, make_trainer_batching(args, loader)), MicroBatchCollator(form))
+    dataset = PlannedRows(loader, make_trainer_batching(args, loader))
+    collator = MicroBatchCollator(form)
     loss = TokenLoss(args.label_smoothing_factor)
     return TrainerParts(
         dataset,
@@ -377,7 +380,9 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
     def begin(self, loader: Loader, first: int) -> None:
         """Set the plan to its current state, from step ``first`` on."""
         # The number of rows is asked for by what distributes them, which would divide the steps of a loader.
-        self._steps, self._step_count, self._first = LoaderDataset(loader), len(loader), first
+        self._steps = LoaderDataset(loader)
+        self._step_count = len(loader)
+        self._first = first
         self._cached_batch: tuple[int, Batch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -463,7 +468,10 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         loss: "TokenLoss",
         evaluation: Loader | None = None,
     ) -> None:
-        self._loader, self._dataset, self._collator, self._loss = loader, dataset, collator, loss
+        self._loader = loader
+        self._dataset = dataset
+        self._collator = collator
+        self._loss = loss
         loaders = [loader] if evaluation is None else [loader, evaluation]
         self._weighted = any(get_token_reader(some.store).weighted for some in loaders)
         self._trainer_state: TrainerState | None = None
@@ -514,14 +522,16 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
             raise SettingsError(problems)
         # The model may have been replaced since the trainer was made.
         disable_cache(model)
-        rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
+        rows = train_dataloader.dataset
+        collate = train_dataloader.collate_fn
         if rows is not self._dataset or collate is not self._collator:
             names = " and ".join(type(trainer_object).__name__ for trainer_object in (rows, collate))
             raise TrainError(
                 f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
                 "of the same parts as the callback."
             )
-        batching, expected_batching = make_trainer_batching(args, self._loader), self._dataset.dealing
+        batching = make_trainer_batching(args, self._loader)
+        expected_batching = self._dataset.dealing
         if batching != expected_batching:
             raise TrainError(
                 f"The trainer's arguments have {batching.batch_size} rows x gradient_accumulation_steps "
@@ -529,7 +539,8 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
                 f"{expected_batching.accumulation}: make new parts and a new trainer."
             )
         # The trainer counts steps in this object and keeps it while it trains.
-        self._trainer_state, self.first = state, state.global_step
+        self._trainer_state = state
+        self.first = state.global_step
         if self.first:
             self._resume(state, model)
         self._model = model
@@ -611,7 +622,8 @@ class TokenLoss:
         """
         scores = get_logits(outputs)
         targets = labels[:, 1:].reshape(-1)
-        weights, self._weights = self._weights, None
+        weights = self._weights
+        self._weights = None
         total = sum_token_losses(
             scores[:, :-1].reshape(len(targets), -1),
             targets,
@@ -683,7 +695,8 @@ def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
     """
     if not isinstance(saved_samples, dict):
         return
-    samples, weights = sample_weights(model), _get_local_weights(model)
+    samples = sample_weights(model)
+    weights = _get_local_weights(model)
     differing_names = [
         name
         for name, number in samples.items()
@@ -711,7 +724,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
     """
 
     def __init__(self, meter: Meter, send: SendMetrics) -> None:
-        self._meter, self._send = meter, send
+        self._meter = meter
+        self._send = send
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Start the clock."""

@@ -18,7 +18,8 @@ from batchloom.core.files import replace_file, wrap_os_errors
 from batchloom.core.report_output import escape_plot_text, render_page, save_figure
 from batchloom.core.wording import format_count, format_size
 
-FORMAT, VERSION = "batchloom-compare", 1
+FORMAT = "batchloom-compare"
+VERSION = 1
 FRAMEWORK_COLUMNS = ("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory")
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
 # Columns of both tables that hold numbers.
@@ -30,7 +31,8 @@ AnyComparison = FrameworkComparison | RunComparison
 
 _TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
-_EQUAL_COLOUR, _DIFFERENT_COLOUR = "#2f6fb0", "#c0392b"
+_EQUAL_COLOUR = "#2f6fb0"
+_DIFFERENT_COLOUR = "#c0392b"
 _MAX_NAME_CHARACTERS = 40
 
 # Dashes and width of a line.

@@ -56,7 +56,8 @@ def _open_records(out: Path, command: Mapping[str, Any], say: SayFunction) -> Pa
     The same command reuses them after a stop.
     ``command`` is everything that determines the result of a run; records of another command are deleted.
     """
-    folder, plain = out / PARTIAL, json.loads(json.dumps(command))
+    folder = out / PARTIAL
+    plain = json.loads(json.dumps(command))
     with wrap_os_errors("write", folder):
         previous_command = _read_json(folder / "command.json")
         if previous_command is not None and previous_command != plain:
@@ -199,7 +200,9 @@ def compare(spec: CompareSpec, say: SayFunction = print, out: Path | None = None
     losses: list[float] = []
     for number, framework in enumerate(frameworks, 1):
         print_progress = _make_progress_printer(say, f"[{number}/{len(frameworks)}] {framework.name}")
-        record, duration_text, problem = None, "", " ".join(find_missing_packages(framework))
+        record = None
+        duration_text = ""
+        problem = " ".join(find_missing_packages(framework))
         if not problem:
             record_file = records / f"{number}.json" if records else None
             record, duration_text, problem = _load_or_run(framework, spec, store_location, record_file, print_progress)

@@ -349,7 +349,8 @@ def run_example_process(name: str, record: str, job_settings: str, seconds: str)
     from batchloom.examples.job import Job, tiny_model  # noqa: PLC0415
 
     faulthandler.dump_traceback_later(0.5 * float(seconds))
-    recorder, framework = WitnessRecorder(Path(record)), find_framework(name)
+    recorder = WitnessRecorder(Path(record))
+    framework = find_framework(name)
     job = Job(**json.loads(job_settings), tell=recorder.record_loss, within=recorder.observe)
     model = tiny_model(open_store(job.data), job.seed)
     is_rank_process = framework.started_by == "torchrun"

@@ -332,7 +332,8 @@ _MIN_RELATIVE_FALL = 0.05
 # Width of the interval of the slope, in standard deviations of Kendall's statistic.
 _SLOPE_INTERVAL_WIDTH = 3.0
 # Points at the end of the curve, and the deviations above the half's median that exclude noise.
-_TAIL_POINTS, _TAIL_DEVIATIONS = 5, 6.0
+_TAIL_POINTS = 5
+_TAIL_DEVIATIONS = 6.0
 # The slope takes all pairs of points, so more points than this are merged first.
 _MAX_POINTS = 256
 # Losses above this exceed the logarithm of any vocabulary size.
@@ -390,7 +391,8 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
         losses: loss of each point, nats per token.
         unit: unit of ``xs``, for the sentence.
     """
-    x, y = np.asarray(xs, np.float64), np.asarray(losses, np.float64)
+    x = np.asarray(xs, np.float64)
+    y = np.asarray(losses, np.float64)
     wrong = np.flatnonzero(~np.isfinite(y))
     if wrong.size:
         at = float(x[wrong[0]])
@@ -404,12 +406,11 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
         reason = f"{len(y)} points; a verdict needs {MIN_POINTS} or more"
         return LossVerdict("too short", reason, len(y), since, level, fell)
     slope, low, high = compute_theil_sen_slope(*_thin_points(x[half:], y[half:]))
-    change, least = slope * float(x[-1] - x[half]), MIN_RELATIVE_CHANGE * abs(level)
+    change = slope * float(x[-1] - x[half])
+    least = MIN_RELATIVE_CHANGE * abs(level)
     numbers = (len(y), since, level, fell, slope, low, high, change, least)
-    end, spread = (
-        float(np.median(y[-_TAIL_POINTS:])),
-        1.4826 * float(np.median(abs(y[half:] - level))),
-    )
+    end = float(np.median(y[-_TAIL_POINTS:]))
+    spread = 1.4826 * float(np.median(abs(y[half:] - level)))
     if end - level > max(_TAIL_DEVIATIONS * spread, least):
         reason = (
             f"its last {_TAIL_POINTS} points are at {end:.4f}, and the second half (from {unit} {since:,.0f}) at "
@@ -524,9 +525,11 @@ def compare_runs(curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance:
     if by == "tokens":
         raise_problems([problem for curve in curves if (problem := _find_token_problem(curve))])
     until = min(get_curve_positions(curve, by)[-1] for curve in curves)
-    first, runs = curves[0], []
+    first = curves[0]
+    runs = []
     for curve in curves:
-        xs, losses = np.array(get_curve_positions(curve, by)), np.array(curve.losses)
+        xs = np.array(get_curve_positions(curve, by))
+        losses = np.array(curve.losses)
         tail_losses = losses[xs <= until][-_COMMON_TAIL_POINTS:]
         at_common = float(np.median(tail_losses)) if tail_losses.size else None
         common_steps = sorted({*curve.steps} & {*first.steps})

@@ -54,13 +54,15 @@ class StepHash:
     __slots__ = ("_ids", "_positions", "_row_hashes", "passes", "rows", "token_slots")
 
     def __init__(self) -> None:
-        self._ids, self._positions = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._ids = xxhash.xxh3_128()
+        self._positions = xxhash.xxh3_128()
         self._row_hashes: list[list[Any]] = []
         self.passes = self.rows = self.token_slots = 0
 
     def add(self, input_ids: Any, position_ids: Any) -> None:
         """Add the ids and positions of a pass, both [R, S]; tensors or arrays."""
-        ids, positions = _to_int64_array(input_ids), _to_int64_array(position_ids)
+        ids = _to_int64_array(input_ids)
+        positions = _to_int64_array(position_ids)
         if ids.shape != positions.shape:
             raise ValueError(f"ids of shape {ids.shape} have positions of shape {positions.shape}")
         self._ids.update(ids.tobytes())
@@ -70,7 +72,8 @@ class StepHash:
             [width, hash_row(row), hash_row(own)]
             for row, own in zip(ids.reshape(-1, width), positions.reshape(-1, width), strict=True)
         ]
-        self.passes, self.rows = self.passes + 1, self.rows + len(ids)
+        self.passes = self.passes + 1
+        self.rows = self.rows + len(ids)
         self.token_slots += ids.size
 
     def to_entry(self) -> dict[str, Any]:
@@ -118,7 +121,8 @@ class BatchWitness:
 
     def __init__(self, model: nn.Module) -> None:
         self.entries: list[dict[str, Any]] = []
-        self._hash, self._stepped = StepHash(), False
+        self._hash = StepHash()
+        self._stepped = False
         self._previous_end: float | None = None
         self._last_end: float | None = None
         self._times: dict[str, float | None] = {}
@@ -149,8 +153,10 @@ class BatchWitness:
     def _record_step(self, *_: object) -> None:
         # An optimizer of several parts steps more than once, and the last one ends the step.
         if not self._stepped:
-            self._previous_end, self._stepped = self._last_end, True
-        self._last_end, self._memory = _synchronized_time(), measure_peak_bytes()
+            self._previous_end = self._last_end
+            self._stepped = True
+        self._last_end = _synchronized_time()
+        self._memory = measure_peak_bytes()
 
     def _close(self) -> None:
         """Append the entry of the finished step, if there is one."""
@@ -196,7 +202,8 @@ class WitnessRecorder:
     @contextmanager
     def observe(self, model: nn.Module) -> Iterator[None]:
         """Record the model's input; write the record even if training fails."""
-        witness, rank = BatchWitness(model), int(os.environ.get("RANK", "0"))
+        witness = BatchWitness(model)
+        rank = int(os.environ.get("RANK", "0"))
         try:
             yield
         finally:
@@ -215,7 +222,8 @@ def iter_expected_entries(loader: Loader, steps: int) -> Iterator[dict[str, Any]
     Each batch is one pass.
     """
     for step in range(steps):
-        step_hash, batch = StepHash(), loader.batch(step)
+        step_hash = StepHash()
+        batch = loader.batch(step)
         step_hash.add(batch["input_ids"], batch["position_ids"])
         yield step_hash.to_entry()
 
@@ -267,7 +275,8 @@ class ExpectedBatches:
     """
 
     def __init__(self, loaders: Sequence[Loader], steps: int) -> None:
-        self._loaders, self.steps = loaders, steps
+        self._loaders = loaders
+        self.steps = steps
         self.entries = [list(iter_expected_entries(loader, steps + LOOKAHEAD_STEPS)) for loader in loaders]
         self._rows: dict[str, list[RowLocation]] = defaultdict(list)
         self._batches: dict[str, list[RowLocation]] = defaultdict(list)
@@ -344,7 +353,10 @@ class _BatchComparison:
     """Comparison of one received batch with the expected one."""
 
     def __init__(self, expected: ExpectedBatches, step: int, rank: int, entry: BatchEntry) -> None:
-        self._expected, self._step, self._rank, self._entry = expected, step, rank, entry
+        self._expected = expected
+        self._step = step
+        self._rank = rank
+        self._entry = entry
         self._expected_rows = [tuple(row_hashes) for row_hashes in expected.entries[rank][step]["each"]]
         self._recorded_rows = [tuple(row_hashes) for row_hashes in entry["each"]]
         self._expected_ids = [ids for _, ids, _ in self._expected_rows]
@@ -394,10 +406,8 @@ class _BatchComparison:
 
     def _describe_width(self) -> tuple[str, str] | None:
         """Describe rows that differ from the plan only in width."""
-        planned, widths = (
-            self._expected_rows[0][0],
-            {row_hashes[0] for row_hashes in self._recorded_rows},
-        )
+        planned = self._expected_rows[0][0]
+        widths = {row_hashes[0] for row_hashes in self._recorded_rows}
         if len(self._expected_rows) != len(self._recorded_rows) or widths == {planned}:
             return None
         widths_text = " and ".join(f"{width:,}" for width in sorted(widths))
@@ -420,7 +430,8 @@ class _BatchComparison:
         )
 
     def _describe_order(self) -> tuple[str, str] | None:
-        expected_ids, recorded_ids = self._expected_ids, self._recorded_ids
+        expected_ids = self._expected_ids
+        recorded_ids = self._recorded_ids
         if sorted(expected_ids) != sorted(recorded_ids):
             return None
         moved = [row for row, name in enumerate(recorded_ids) if name != expected_ids[row]]
@@ -437,7 +448,8 @@ class _BatchComparison:
 
     def _describe_missing_or_repeated(self) -> tuple[str, str] | None:
         """Describe a batch that lacks or repeats planned rows and has no others."""
-        expected_ids, recorded_ids = self._expected_ids, self._recorded_ids
+        expected_ids = self._expected_ids
+        recorded_ids = self._recorded_ids
         if not set(recorded_ids) <= set(expected_ids):
             return None
         missing_rows = [row for row, name in enumerate(expected_ids) if name not in recorded_ids]

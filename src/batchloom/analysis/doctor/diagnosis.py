@@ -56,11 +56,15 @@ _DEFAULT_PACKING = "best_fit"
 # Used if no global batch size is given.
 _DEFAULT_BATCH_SIZE = 64
 # Bytes per read, and the smallest byte range of an input that is read separately.
-_CHUNK_BYTES, _MIN_RANGE_BYTES = 512 << 10, 1 << 10
+_CHUNK_BYTES = 512 << 10
+_MIN_RANGE_BYTES = 1 << 10
 # Measured bytes of a tokenizing worker; bytes of a span in a plan, and the number of pools a plan caches.
-_WORKER_BYTES, _SPAN_BYTES, _CACHED_POOLS = 160 << 20, 48, 4
+_WORKER_BYTES = 160 << 20
+_SPAN_BYTES = 48
+_CACHED_POOLS = 4
 # Batches that are queued or being built: three arrays of 8 bytes per token.
-_PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
+_PREFETCHED_BATCHES = 6
+_TOKEN_BYTES = 24
 _READY_SECONDS = 2.0
 # Percentages of the documents for which a sequence length is proposed, and what it is a multiple of.
 _KEPT_SHARES = (95, 99)
@@ -343,7 +347,8 @@ def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     for facts in prepared:
         if facts.faults or (facts.inspection and facts.inspection.objective):
             continue
-        path, quoted_path = facts.path, quote_for_shell(facts.path)
+        path = facts.path
+        quoted_path = quote_for_shell(facts.path)
         if facts.kind == "ids":
             words = ["batchloom import", quoted_path, "--out", quote_for_shell(path + "-store")]
             words += [f"{option} DTYPE" if option == "--dtype" else option for option in facts.import_options]
@@ -382,7 +387,8 @@ def estimate_packing(
     keeping = tuple((share, _find_keeping_length(lengths, weights, share)) for share in _KEPT_SHARES)
     if drops:
         fits = lengths <= seq_len
-        lengths, weights = lengths[fits], weights[fits]
+        lengths = lengths[fits]
+        weights = weights[fits]
     documents = round(float(weights.sum()))
     tokens = float((lengths * weights).sum())
     # One pool with every length in proportion represents all pools.
@@ -390,7 +396,8 @@ def estimate_packing(
     ends = np.cumsum(weights)
     sample_positions = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]
     pool = lengths[np.minimum(np.searchsorted(ends, sample_positions, side="right"), len(lengths) - 1)]
-    packed, pool_tokens = count_sequences(pool, seq_len, _DEFAULT_PACKING), int(pool.sum())
+    packed = count_sequences(pool, seq_len, _DEFAULT_PACKING)
+    pool_tokens = int(pool.sum())
     least = compute_min_sequences(pool, seq_len)
     sequences = packed if documents <= POOL_SIZE else round(tokens * packed / max(pool_tokens, 1))
     steps = None if global_batch_size is None else -(-sequences // global_batch_size)
@@ -420,7 +427,8 @@ def _find_keeping_length(lengths: NDArray[np.int64], weights: NDArray[np.float64
 def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:
     """Estimate both ways; empty if the resulting documents are unknown."""
     diagnosis = examination.diagnosis
-    documents, tokens = diagnosis.documents, diagnosis.tokens or 0
+    documents = diagnosis.documents
+    tokens = diagnosis.tokens or 0
     if (
         diagnosis.tokenizer is None
         or diagnosis.seconds is None

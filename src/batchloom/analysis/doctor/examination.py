@@ -93,12 +93,14 @@ MAX_LISTED = 10
 _MAX_PREVIEWED_SOURCES = 5
 _EDGE_BYTES = 64 << 10
 # If a sample holds no record at all, this many sources are read further from their start.
-_MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
+_MAX_SAMPLED_HEADS = 8
+_MAX_HEAD_CHARACTERS = 4 << 20
 # Characters of the first document that a verdict shows.
 _BEGINNING_CHARACTERS = 200
 _REPORT_SECONDS = 0.2
 # Maximum number of parts encoded together, and of bad records kept before they are sorted.
-_MAX_RUN_PARTS, _MAX_COLLECTED = 4096, 1024
+_MAX_RUN_PARTS = 4096
+_MAX_COLLECTED = 1024
 # Bad records from which those to list are chosen.
 _MAX_BAD_FACTS = 100
 # Minimum characters counted per batch. Without it a part whose batches hold no documents would be read to its end.
@@ -181,7 +183,9 @@ class Examination:
         *,
         full: bool,
     ) -> None:
-        self._recipe, self._listing, self._listener = recipe, listing, listener
+        self._recipe = recipe
+        self._listing = listing
+        self._listener = listener
         self._encode_recipe = recipe
         if recipe.chat.overlong == "error":
             # Overlong documents are counted here; with "error" the first one would end the examination.
@@ -213,22 +217,27 @@ class Examination:
         self._first_altered: dict[str, str] = {}
         # Bytes of the parts that were read, and characters of the documents of the current one.
         self._bytes_before = self._characters = 0
-        self._total_bytes, self._last_report_time = listing.bytes, time.perf_counter()
+        self._total_bytes = listing.bytes
+        self._last_report_time = time.perf_counter()
 
     def _group_sources(self) -> list[SourceGroup]:
         """Group sources by how they are read, in the order of each group's first source.
 
         In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
         """
-        sample, groups = self.sample, dict[object, SourceGroup]()
+        sample = self.sample
+        groups = dict[object, SourceGroup]()
         unfit: list[tuple[Source, InputError]] = list(self.sample.damaged)
         faults = [(source, str(error)) for source, error in unfit]
         for source in {part.source.name: part.source for part, _ in sample.parts}.values():
-            record_parser, fault, suggestion = None, "", None
+            record_parser = None
+            fault = ""
+            suggestion = None
             try:
                 record_parser = self._record_parsers.get_parser(source)
             except InputError as error:
-                fault, suggestion = str(error), error.suggestion if isinstance(error, SchemaError) else None
+                fault = str(error)
+                suggestion = error.suggestion if isinstance(error, SchemaError) else None
                 if isinstance(error, DamagedFileError | SchemaError) and not is_named(source, self._recipe):
                     unfit.append((source, error))
             schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
@@ -272,7 +281,9 @@ class Examination:
         self._load_seconds = time.perf_counter() - began
 
     def _make_encoder(self) -> DocumentEncoder | None:
-        recipe, sources, record_parsers = self._encode_recipe, self._usable_sources, self._record_parsers
+        recipe = self._encode_recipe
+        sources = self._usable_sources
+        record_parsers = self._record_parsers
         if not sources:
             return None
         add_warning = self._warnings.append
@@ -295,7 +306,8 @@ class Examination:
 
     def read(self) -> DuplicateFacts:
         """Read the sample, count its records and documents, and compare documents."""
-        faults_before, names = len(self.faults), {source.name for source in self._usable_sources}
+        faults_before = len(self.faults)
+        names = {source.name for source in self._usable_sources}
         sampled_parts = [part for part in self.sample.parts if part[0].source.name in names]
         with DuplicateCounter() as duplicates:
             if self.sample.complete:
@@ -310,7 +322,8 @@ class Examination:
                 for source in self._usable_sources[:_MAX_SAMPLED_HEADS]:
                     part = SourcePart(source, 0, source.size)
                     self._read_parts([(part, _MAX_HEAD_CHARACTERS)], None, duplicates)
-            documents, repeated = duplicates.documents, duplicates.count_repeated()
+            documents = duplicates.documents
+            repeated = duplicates.count_repeated()
         if not self.sample.complete and len(self.faults) == faults_before:
             self.faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
         _distribute_unread_bytes(self.groups, self._listing.sources, self.sample)
@@ -327,7 +340,8 @@ class Examination:
         self, sampled_parts: Sequence[SampledPart], bounds: RecordBounds | None, duplicates: DuplicateCounter
     ) -> None:
         """Run what ``prepare`` runs over a unit, on parts of one group."""
-        began, parts = time.perf_counter(), [part for part, _ in sampled_parts]
+        began = time.perf_counter()
+        parts = [part for part, _ in sampled_parts]
         group = self._group_of[parts[0].source.name]
         bad_records: list[tuple[int, BadRecord]] = []
         sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._collect_bad, bad_records))
@@ -356,7 +370,8 @@ class Examination:
         for change, alteration in facts.altered.items():
             group.altered[change] += alteration.count
             if change not in self._first_altered:
-                part, before = parts[alteration.part], records_before[alteration.part]
+                part = parts[alteration.part]
+                before = records_before[alteration.part]
                 record = BadRecord(alteration.record, alteration.offset, None, "", "")
                 self._first_altered[change] = self._name_record(part, before, record)
         bad_records.sort(key=_get_record_position)
@@ -414,7 +429,8 @@ class Examination:
         now = time.perf_counter()
         if now - self._last_report_time >= _REPORT_SECONDS:
             self._last_report_time = now
-            groups, total = self.groups, self._total_bytes
+            groups = self.groups
+            total = self._total_bytes
             self._listener(
                 Progress(
                     "tokenize",
@@ -464,7 +480,8 @@ class Examination:
 
     def report(self, duplicates: DuplicateFacts, preview: int) -> ExaminationResult:
         """Return the result, with ``preview`` documents of each source."""
-        groups, encoder = self.groups, self._encoder
+        groups = self.groups
+        encoder = self._encoder
         previews = self._make_previews(preview)
         self._judge_bad()
         self._judge_input()
@@ -522,7 +539,8 @@ class Examination:
 
     def _judge_bad(self) -> None:
         """Add a fault if bad records exceed the budget, otherwise a warning."""
-        groups, max_bad = self.groups, self._recipe.max_bad
+        groups = self.groups
+        max_bad = self._recipe.max_bad
         bad_seen = sum(group.bad for group in groups)
         if not bad_seen:
             return
@@ -543,7 +561,8 @@ class Examination:
 
     def _judge_input(self) -> None:
         """Add faults and warnings about the complete input."""
-        groups, about = self.groups, "" if self.sample.complete else "about "
+        groups = self.groups
+        about = "" if self.sample.complete else "about "
         if not self.faults and not any(group.documents for group in groups):
             self.faults.append(self._explain_no_document())
         strict = self._recipe.chat.overlong == "error"
@@ -606,7 +625,8 @@ def _make_document_keys(rows: NDArray[np.void]) -> NDArray[np.uint64]:
 
     Documents made from the same record, such as the sides of a pair, get different keys.
     """
-    keys, indices = make_duplicate_keys(rows["hash"], rows["side"] == BAD), np.arange(len(rows))
+    keys = make_duplicate_keys(rows["hash"], rows["side"] == BAD)
+    indices = np.arange(len(rows))
     is_first = mark_first_of_records(rows, (-1, -1))
     keys[:, 0] += (indices - np.maximum.accumulate(np.where(is_first, indices, 0))).astype(np.uint64)
     return keys
@@ -706,8 +726,10 @@ def check_raw(location: str, text_field: str | None, encoding: str | None) -> Ve
         if group.record_parser and group.record_parser.detected:
             names = format_list([source.name for source in group.sources], 1)
             verdict.facts[f"detected in {names}"] = group.record_parser.detected
-    records, documents = sum(group.records for group in groups), sum(group.documents for group in groups)
-    empty, bad = sum(group.empty for group in groups), sum(group.bad for group in groups)
+    records = sum(group.records for group in groups)
+    documents = sum(group.documents for group in groups)
+    empty = sum(group.empty for group in groups)
+    bad = sum(group.bad for group in groups)
     verdict.facts["files"] = len(listing.sources)
     verdict.facts["records"] = f"{records:,} ({documents:,} documents, {empty:,} empty, {bad:,} bad)"
     if duplicates.repeated:

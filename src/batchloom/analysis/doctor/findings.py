@@ -383,7 +383,8 @@ class SourceGroup:
         for document_media in documents:
             tokens_by_kind: dict[MediumKind, list[int]] = {}
             for placed_medium in document_media:
-                data, info = placed_medium.medium.data, placed_medium.medium.info
+                data = placed_medium.medium.data
+                info = placed_medium.medium.info
                 if info is None:
                     continue
                 tokens_by_kind.setdefault(get_facts_kind(info.facts), []).append(placed_medium.tokens)
@@ -413,7 +414,8 @@ class SourceGroup:
     def make_facts(
         self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
     ) -> SourceFacts:
-        first, record_parser = self.sources[0], self.record_parser
+        first = self.sources[0]
+        record_parser = self.record_parser
         return SourceFacts(
             name=first.name,
             path=redact_url(first.file) if is_url(first.file) else first.file,

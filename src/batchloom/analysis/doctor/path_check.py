@@ -35,7 +35,8 @@ from batchloom.store.maintain import (
 )
 from batchloom.store.read import open_remote_manifest
 
-_FLAT_SUFFIXES, _NPY_MAGIC = (".bin", ".npy"), b"\x93NUMPY"
+_FLAT_SUFFIXES = (".bin", ".npy")
+_NPY_MAGIC = b"\x93NUMPY"
 _MAX_CHECKED_IDS = 8192
 _RawCheck = Callable[[str], VerificationResult]
 

@@ -30,7 +30,9 @@ from batchloom.sources.formats import COLUMNAR_KINDS, choose_read_method
 from batchloom.tokens import Tokenizer
 
 # Sample positions in large files (fewer if remote, where each costs a request); limit on sampled small files.
-_SAMPLE_POSITIONS, _REMOTE_SAMPLE_POSITIONS, _MAX_SAMPLED_FILES = 32, 8, 512
+_SAMPLE_POSITIONS = 32
+_REMOTE_SAMPLE_POSITIONS = 8
+_MAX_SAMPLED_FILES = 512
 # Up to this many sources are reported one by one; more are grouped by how they are read.
 _MAX_SEPARATE_SOURCES = 20
 # Least to read of a compressed file: the decompressor alone reads ahead by a quarter of this.
@@ -44,7 +46,8 @@ _READ_BLOCK_BYTES = 1 << 20
 SampledPart = tuple[SourcePart, int | None]
 EncodeFunction = Callable[[RecordParser, list[Any], Sequence[float]], EncodedBatch]
 # A longer document is previewed by its first and last tokens.
-_HEAD_TOKENS, _TAIL_TOKENS = 384, 128
+_HEAD_TOKENS = 384
+_TAIL_TOKENS = 128
 # Most batches to read in search of documents to preview.
 _MAX_PREVIEWED_BATCHES = 256
 _REPLACEMENT_CHARACTER = "\ufffd"
@@ -78,14 +81,16 @@ class InputSample:
     """
 
     def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
-        self.rules, self.sizes = rules, sizes
+        self.rules = rules
+        self.sizes = sizes
         total = sum(
             source.size * (_COMPRESSED_WEIGHT if source.compression or source.kind in COLUMNAR_KINDS else 1)
             for source in sources
         )
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
         # If everything is read, and if sources are few enough to report one by one.
-        self.complete, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
+        self.complete = full or small
+        self.apart = len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
         self.parts: list[SampledPart] = []
         self.damaged: list[tuple[Source, DamagedFileError]] = []
@@ -186,7 +191,8 @@ class InputSample:
 
     def count_records_before(self, part: SourcePart) -> int | None:
         """Count the records of a source before a part; None if that takes too long."""
-        source, read_method = part.source, choose_read_method(part.source, self.rules)
+        source = part.source
+        read_method = choose_read_method(part.source, self.rules)
         if part.start == 0:
             return 0
         if read_method == "table":
@@ -194,7 +200,8 @@ class InputSample:
             return None if rows is None else sum(rows[: starts.index(part.start)])
         if read_method not in ("jsonl", "line") or part.start > _MAX_LINE_COUNT_BYTES or is_url(source.path):
             return None
-        lines, remaining_bytes = 0, part.start
+        lines = 0
+        remaining_bytes = part.start
         with open_source(source) as file:
             while remaining_bytes and (data := file.read(min(_READ_BLOCK_BYTES, remaining_bytes))):
                 lines += data.count(b"\n")
@@ -207,14 +214,18 @@ class SampleReader:
     """Reader of a part that cuts sampled tables short and estimates its share."""
 
     def __init__(self, reader: PartReader, part: SourcePart, sample: InputSample) -> None:
-        self._reader, self._part, self._sample = reader, part, sample
+        self._reader = reader
+        self._part = part
+        self._sample = sample
         # A table is cut short unless everything is read.
-        self._is_cut_table, self._ended = not sample.complete and sample.is_table(part), False
+        self._is_cut_table = not sample.complete and sample.is_table(part)
+        self._ended = False
         # Records that the reader returned, and those of them that are used.
         self._records_read = self._records = 0
         # Bytes consumed after the first batch and after the last one that consumed more; records returned before that.
         self._first_consumed = self._last_consumed = self._records_before_last = 0
-        self.start, self.stop = reader.start, reader.stop
+        self.start = reader.start
+        self.stop = reader.stop
 
     @property
     def consumed(self) -> int:
@@ -222,11 +233,13 @@ class SampleReader:
 
     def __iter__(self) -> Iterator[Records]:
         for batch in self._reader:
-            first, consumed = self._records_read, self._reader.consumed
+            first = self._records_read
+            consumed = self._reader.consumed
             if not first:
                 self._first_consumed = self._last_consumed = consumed
             elif consumed > self._last_consumed:
-                self._last_consumed, self._records_before_last = consumed, first
+                self._last_consumed = consumed
+                self._records_before_last = first
             self._records_read += batch.records_read
             if self._is_cut_table:
                 _truncate_records(batch, first, self._sample.sizes.probe_bytes)
@@ -239,7 +252,8 @@ class SampleReader:
 
     def estimate_share(self) -> float:
         """Estimate the bytes of the source that the records so far represent."""
-        consumed, part_bytes = self._reader.consumed, self._part.stop - self._part.start
+        consumed = self._reader.consumed
+        part_bytes = self._part.stop - self._part.start
         if self._is_cut_table and self._records_read:
             size, rows = self._sample.measure_table_part(self._part)
             return size * min(1.0, self._records / max(self._records_read if rows is None else rows, 1))
@@ -381,7 +395,8 @@ def preview_documents(
             previews.append(make_preview(tokenizer, source.name, position, ids, batch.flags[span]))
 
     for source in sources if count else ():
-        part, record_parser = SourcePart(source, 0, source.size), context.record_parsers.get_parser(source)
+        part = SourcePart(source, 0, source.size)
+        record_parser = context.record_parsers.get_parser(source)
         unit_tokenizer = make_unit_tokenizer([part], context, MemorySink(take_documents))
         with PartReader(part, record_parser.rules) as reader:
             for _ in unit_tokenizer.iter_steps(0, part, reader):
@@ -408,7 +423,8 @@ def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: LossFla
     """Split a document into segments; a long one loses its middle."""
     if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
         return _decode_segments(tokenizer, ids, flags)
-    head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
+    head = _HEAD_TOKENS
+    tail = ids.size - _TAIL_TOKENS
     # A cut inside a character of several tokens would decode to a replacement character.
     while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_inside_character(tokenizer, ids[:head]):
         head -= 1
@@ -432,7 +448,8 @@ def _begins_inside_character(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bo
 def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: LossFlags) -> list[PreviewSegment]:
     weights = flags.weights
     edges = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), ids.size]
-    segments, previous_text = [], ""
+    segments = []
+    previous_text = ""
     for start, stop in pairwise(edges):
         # Some tokenizers add a space where a text begins, so a segment's text is what it adds to the decoded prefix.
         decoded_text = tokenizer.decode(ids[:stop])

@@ -21,7 +21,8 @@ from batchloom.store.format import LossWeights, get_address
 from batchloom.store.read import MappedSpans, collect_addresses, make_mapped_shard
 
 IGNORE_INDEX = -100
-_HIGHEST_ID, _HIGHEST_INT32 = (1 << 63) - 1, (1 << 31) - 1
+_HIGHEST_ID = (1 << 63) - 1
+_HIGHEST_INT32 = (1 << 31) - 1
 _INT64_BYTES = 8
 _NO_IDS = np.zeros(0, np.int64)
 _DECODED_ADDRESS = get_address(LOSS_WEIGHTS)
@@ -112,7 +113,8 @@ def find_kernel() -> Kernel | None:
 def get_kernel(library: ctypes.CDLL) -> Kernel:
     """Return the function ``batchloom_fill`` of a library of ``kernel.c``."""
     fill: Any = library.batchloom_fill
-    fill.argtypes, fill.restype = [ctypes.c_char_p] * 8, ctypes.c_int64
+    fill.argtypes = [ctypes.c_char_p] * 8
+    fill.restype = ctypes.c_int64
     kernel: Kernel = fill
     return kernel
 
@@ -123,7 +125,8 @@ def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowFo
     spans = store.locate(rows.documents)
     starts = rows.starts
     if spans is None:
-        spans, starts = _read_spans(store, rows), np.zeros_like(starts)
+        spans = _read_spans(store, rows)
+        starts = np.zeros_like(starts)
     batch = _BATCH.pack(
         len(form.pointers) - 1,
         form.row_length,
@@ -162,7 +165,8 @@ def _get_output_address(array: NDArray[Any] | None) -> int:
 
 def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
     """Read spans into memory, as the documents of one shard."""
-    tokens, flags = store.read(rows.documents, rows.starts, rows.lengths), _read_flags(store, rows)
+    tokens = store.read(rows.documents, rows.starts, rows.lengths)
+    flags = _read_flags(store, rows)
     joined = np.concatenate(tokens) if tokens else _NO_IDS
     bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
     shard = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined)
@@ -224,7 +228,8 @@ def _find_padding(lengths: Ids, sizes: Ids, form: RowForm) -> tuple[Ids, list[tu
     firsts = filled[form.pointers]
     begins = filled[:-1] + (row_begins - firsts[:-1]).repeat(np.diff(form.pointers))
     used = np.diff(firsts)
-    short, gaps = np.flatnonzero(used < form.row_length), np.flatnonzero(lengths < sizes)
+    short = np.flatnonzero(used < form.row_length)
+    gaps = np.flatnonzero(lengths < sizes)
     ends_of_rows = zip(
         form.pointers[1:][short].tolist(),
         (row_begins + used)[short].tolist(),

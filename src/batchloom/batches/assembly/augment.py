@@ -32,7 +32,8 @@ _MAX_IDS = 1 << 31
 _KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 # A draw has 32 bits, so a probability is exact to 2**-32.
 _RANDOM_VALUES = 1 << 32
-_LOW_MASK, _HALF_BITS = np.uint64(_RANDOM_VALUES - 1), np.uint64(32)
+_LOW_MASK = np.uint64(_RANDOM_VALUES - 1)
+_HALF_BITS = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,8 @@ def augment_batch(
     arrays: Mapping[str, Any], augmentation: Augmentation, rows: Rows, positions: Ids, plan: PlanSpec, *, labels: str
 ) -> None:
     seq_len = plan.seq_len
-    ids, targets = arrays["input_ids"].reshape(-1), arrays["labels"].reshape(-1)
+    ids = arrays["input_ids"].reshape(-1)
+    targets = arrays["labels"].reshape(-1)
     if not rows.lengths.size:
         return
     cells = _compute_token_cells(rows, plan) if ids.size != len(rows) * seq_len else None

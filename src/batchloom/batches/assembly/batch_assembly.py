@@ -144,7 +144,9 @@ class Batch(dict[str, Any]):
     ) -> None:
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
-        self.step, self.origin, self.layout = step, origin, layout
+        self.step = step
+        self.origin = origin
+        self.layout = layout
 
     if TYPE_CHECKING:
         # Editors complete the keys. An array is of numpy or torch, as ``output`` says.
@@ -256,7 +258,8 @@ class BatchLayout:
 
     def part(self, start: int, stop: int) -> "BatchLayout":
         """Return the layout of rows ``start`` to ``stop - 1``."""
-        first, last = int(self.pointers[start]), int(self.pointers[stop])
+        first = int(self.pointers[start])
+        last = int(self.pointers[stop])
         return replace(
             self,
             pointers=self.pointers[start : stop + 1] - first,
@@ -320,13 +323,17 @@ def _slice_media(batch: Batch, media: MediaOffsetsByName, first: int, stop: int)
 def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> dict[str, Any]:
     """Slice rows of a varlen batch, also of a context-parallel rank's slice."""
     # The bounds come from the layout: reading them from the tensors would synchronize with the GPU.
-    bounds, starts = layout.bounds, batch["cu_seq_lens_q"]
+    bounds = layout.bounds
+    starts = batch["cu_seq_lens_q"]
     # With C context ranks, each rank holds 1/C of every span.
     context = int(bounds[-1]) // batch["input_ids"].shape[1]
-    from_span, to_span = int(layout.pointers[first]), int(layout.pointers[stop])
+    from_span = int(layout.pointers[first])
+    to_span = int(layout.pointers[stop])
     empty = from_span == to_span
     if empty:
-        begin, end, longest = 0, layout.align // context, layout.align
+        begin = 0
+        end = layout.align // context
+        longest = layout.align
         own = starts[:2] - starts[:2]
         own[1] = layout.align
     else:
@@ -403,7 +410,8 @@ def assemble_varlen(
     lengths = align_lengths(rows.lengths if rows.lengths.size else np.ones(1, np.int64), align)
     cumulative = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=cumulative[1:])
-    total, longest = int(cumulative[-1]), int(lengths.max())
+    total = int(cumulative[-1])
+    longest = int(lengths.max())
     arrays = _allocate_arrays(1, total, dtype, weighted=store.weighted)
     arrays = arrays._replace(span_numbers=np.empty((1, total), np.int32))
     one_row = RowForm(np.array([0, rows.lengths.size]), total, align, labels)
@@ -425,7 +433,8 @@ def _allocate_arrays(rows: int, row_length: int, dtype: np.dtype[Any], *, weight
     Reuse avoids page faults. The gaps between the arrays give them different page offsets: copies between arrays with
     equal ones stall each other.
     """
-    shape, size = (rows, row_length), rows * row_length
+    shape = (rows, row_length)
+    size = rows * row_length
     labels_begin = dtype.itemsize * size + _ARRAY_GAP
     block = np.empty(2 * labels_begin + _INT64.itemsize * size, np.uint8)
     return BatchArrays(

@@ -201,7 +201,8 @@ class PlanArguments:
             raise SettingsError(
                 [f"{name}: missing; a whole number of at least 1" for name, size in sizes.items() if size is None]
             )
-        options, grouped = self.options, self.options.group_by_length
+        options = self.options
+        grouped = self.options.group_by_length
         return PlanSpec(
             seq_len=self.seq_len,
             global_batch_size=self.global_batch_size,

@@ -139,7 +139,8 @@ def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str,
     """
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
-    storage, tensors = block.untyped_storage(), {}
+    storage = block.untyped_storage()
+    tensors = {}
     for part in parts:
         empty_tensor = torch.empty(0, dtype=getattr(torch, part.dtype.name), device=block.device)
         element_offset = part.begin // part.dtype.itemsize
@@ -178,7 +179,8 @@ class _CudaStager:
     def __init__(self, device: "torch.device") -> None:
         import torch  # noqa: PLC0415 - torch is optional and slow to import
 
-        self._device, self._pid = device, os.getpid()
+        self._device = device
+        self._pid = os.getpid()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._blocks = [_PinnedBlock() for _ in range(_PINNED_BLOCKS)]
         self._turn = threading.Lock()

@@ -62,7 +62,8 @@ def _suggest_overlong_remedy(order: SourceOrder) -> str:
 def announce_split_conversations(plan: Plan) -> None:
     """Warn that conversations are split, for stores that mix them with text."""
     for order in plan.orders.latest():
-        store, spec = order.store, order.spec
+        store = order.store
+        spec = order.spec
         if not (isinstance(store, Store) and store.contents.mixed and spec.overlong == "split"):
             continue
         if order.pools.documents > _MAX_INLINE_COUNT or order.pools.longest() > spec.seq_len:
@@ -107,7 +108,8 @@ def count_left_out(plan: Plan) -> None:
 
 def _log_left_out_counts(plan: Plan) -> None:
     for order in _list_shortened_orders(plan):
-        left_out, spec = order.pools.left_out(), order.spec
+        left_out = order.pools.left_out()
+        spec = order.spec
         if left_out.tokens:
             make_data_logger(order.store).warning(
                 "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch because they are longer "

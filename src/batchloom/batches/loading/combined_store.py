@@ -73,7 +73,8 @@ class CombinedStore:
         begins: list[int] = []
         shard_ranges: list[_ShardRange] = []
         for number, store in enumerate(self._stores):
-            first, mapped = int(self._firsts[number]), store.shards.mapped
+            first = int(self._firsts[number])
+            mapped = store.shards.mapped
             if mapped is None:
                 begins.append(first)
                 shard_ranges.append((number, None, 0))
@@ -115,7 +116,8 @@ class CombinedStore:
         if self._addresses is not None:
             # Banned documents are not in a shard.
             return None if self._bans and (numbers < 0).any() else MappedSpans(self._addresses, numbers, documents)
-        mapped_shards, opened = [], 0
+        mapped_shards = []
+        opened = 0
         for number in numbers.tolist():
             mapped_shard = self._mapped_shards[number]
             if mapped_shard is None:

@@ -85,7 +85,8 @@ class _StreamDocuments:
         media_maker = make_stream_media(stream, loader.spec, None)
         if media_maker is None:
             raise AssertionError("only for data with media")
-        self.media_maker, self.origin = media_maker, stream.origin
+        self.media_maker = media_maker
+        self.origin = stream.origin
         ranks = loader.share_at(0).placement
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
@@ -97,7 +98,8 @@ class _StreamDocuments:
             }
             if self._media_kinds:
                 break
-        self._documents, self._lengths = rows.documents, rows.lengths
+        self._documents = rows.documents
+        self._lengths = rows.lengths
 
     def with_media(self, longest: int) -> list[int]:
         documents = []
@@ -135,7 +137,8 @@ class DocumentRows:
     def __init__(self, loader: Loader) -> None:
         stream = loader.stream
         self._documents = _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
-        self._reader, self._media = self._documents.reader, self._documents.media_maker
+        self._reader = self._documents.reader
+        self._media = self._documents.media_maker
 
     @property
     def tokens(self) -> dict[str, tuple[str, int]]:
@@ -166,7 +169,8 @@ class DocumentRows:
 
     def describe_media_mismatch(self, model: Any, longest: int) -> str:
         """Describe the mismatch of a model and the data's media; empty if there is none."""
-        name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
+        name = type(model).__name__
+        parameters = inspect.signature(model.forward).parameters
         origin = self._documents.origin
         numbers = self.with_media(longest)
         features = {feature for number in numbers for feature in self.batch([[number]])}
@@ -200,7 +204,8 @@ class DocumentRows:
             MediumError: a medium cannot be read.
         """
         listed = [number for row in rows for number in row]
-        documents, lengths = np.array(listed, np.int64), self._documents.lengths(listed)
+        documents = np.array(listed, np.int64)
+        lengths = self._documents.lengths(listed)
         pointers = np.cumsum([0, *map(len, rows)])
         ends = np.cumsum(lengths)
         begins = ends - lengths

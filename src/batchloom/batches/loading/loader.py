@@ -200,14 +200,16 @@ class Loader:
             media=media,
         )
         self.plan, self.replaced = replace_missing_documents(self.plan, media.replace)
-        self._stage, self.costs = make_stager(self.spec), RowCosts()
+        self._stage = make_stager(self.spec)
+        self.costs = RowCosts()
         self._balance = self.costs if batch.balance else None
         self._latest_share: tuple[PlanSpec | None, RankShare | None] = None, None
         self._turn = threading.RLock()
         # The fetch thread has its own reference: packing a pool locks the plan, possibly until its lengths are
         # downloaded.
         self._fetch_plan = self.plan
-        self._iterations, self._announced = Iterations(), False
+        self._iterations = Iterations()
+        self._announced = False
         self._cuts_all = overlong is None and not isinstance(data, Plan)  # the user has not chosen a policy
         self._stream = open_stream_cursor(data, self.spec) if isinstance(data, RawStream) else None
         self.augmentation = make_augmentation(augment, find_tokenizer_source(data, self.plan), labels)
@@ -258,7 +260,8 @@ class Loader:
     def _iterate_stream(self, stream: StreamCursor, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
         run = self._iterations.begin(first, steps)
-        share, size = self.share_at(0), self.plan.spec.global_batch_size
+        share = self.share_at(0)
+        size = self.plan.spec.global_batch_size
 
         def begin(step: int) -> PendingItem[StagedBatch] | None:
             if step >= stream.stream.steps:
@@ -321,7 +324,8 @@ class Loader:
         # Exclude edits: prefetched rows must belong to the plan that batches are made of.
         with self._turn:
             plan = self._fetch_plan = copy.copy(self.plan)
-        prefetcher, over = self._make_prefetcher(plan, first), False
+        prefetcher = self._make_prefetcher(plan, first)
+        over = False
 
         def begin(step: int) -> PendingItem[StagedBatch] | None:
             nonlocal plan, prefetcher
@@ -492,7 +496,8 @@ class Loader:
         """Return the imbalance of a step's costs over ranks, in order and as distributed."""
         if self._stream is not None:
             raise make_random_access_error(str(step))
-        share, balance = self.share_at(step), self.spec.balance
+        share = self.share_at(step)
+        balance = self.spec.balance
         return measure_imbalance(self.plan, step, share, self.costs, balance=balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
@@ -663,7 +668,8 @@ class Loader:
         Returns True if counts remain to be logged. An iteration calls this before its first batch; adapters
         with random access call it themselves.
         """
-        was_announced, self._announced = self._announced, True
+        was_announced = self._announced
+        self._announced = True
         if was_announced or self.spec.rank or not isinstance(self.plan, Plan):
             return False
         if self._cuts_all:

@@ -64,7 +64,8 @@ def check_edit_keeps_media(plan: Plan) -> None:
             media_indices = cut_indices[media.count_tokens(remainder.documents[cut_indices]) > 0]
             if media_indices.size:
                 longest = media_indices[full_lengths[media_indices].argmax()]
-                document, tokens = int(remainder.documents[longest]), int(full_lengths[longest])
+                document = int(remainder.documents[longest])
+                tokens = int(full_lengths[longest])
                 raise PlanError(
                     f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.location.name}, "
                     f"which holds images or audio and has {tokens} tokens: the rest of a pool is packed again, and "

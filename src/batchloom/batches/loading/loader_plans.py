@@ -44,7 +44,8 @@ def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
 
 def make_plan_store(plan: Plan) -> Store | CombinedStore:
     """Return the plan's store, or a ``CombinedStore`` of several or with bans."""
-    stores, bans = require_open_stores(plan.stores), any(segment.bans for segment in plan.segments)
+    stores = require_open_stores(plan.stores)
+    bans = any(segment.bans for segment in plan.segments)
     for store in stores.values():
         check_next_token_objective(store)
     is_single = plan.mixture is None and not bans

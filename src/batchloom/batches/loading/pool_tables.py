@@ -122,7 +122,8 @@ def wait_for_tables(plan: Plan) -> None:
 
 def wait_for_table(order: SourceOrder) -> None:
     """Wait until a source has its counts, loaded from its table or counted here."""
-    log, last_report_time = make_data_logger(get_open_store(order)), time.monotonic()
+    log = make_data_logger(get_open_store(order))
+    last_report_time = time.monotonic()
 
     def report_progress(done: int, pools: int) -> None:
         nonlocal last_report_time

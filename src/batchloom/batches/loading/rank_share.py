@@ -69,7 +69,8 @@ def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
     for rank_name, size_name in _RANK_VARIABLES:
-        rank_text, size_text = os.environ.get(rank_name), os.environ.get(size_name)
+        rank_text = os.environ.get(rank_name)
+        size_text = os.environ.get(size_name)
         if rank_text is None and size_text is None:
             continue
         if rank_name != "RANK" and (rank_text is None or size_text is None):
@@ -195,7 +196,8 @@ def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
 
 
 def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
-    mesh, part_count = spec.mesh, spec.mesh.chunk_count
+    mesh = spec.mesh
+    part_count = spec.mesh.chunk_count
     cause = f"{mesh.slices} slices for {mesh.context} context ranks cut"
     if spec.form == "varlen" and plan.align % part_count:
         raise PlanError(
@@ -229,12 +231,15 @@ def select_rank_rows(
         # Sort by cost, so that micro-batches that run at the same time on all ranks cost about the same.
         order = sort_by_cost(costs)
         own = order[ranks[order] == placement.rank]
-        rows, positions = reorder_rows(rows, own), start + own
+        rows = reorder_rows(rows, own)
+        positions = start + own
     elif part is not None:
-        rows, positions = plan.rows(start, stop, part), part.list_positions(start, stop)
+        rows = plan.rows(start, stop, part)
+        positions = part.list_positions(start, stop)
     else:
         first, last = rank_positions(0, stop - start, placement.rank, placement.world_size)
-        rows, positions = (plan.rows(start + first, start + last), np.arange(start + first, start + last))
+        rows = plan.rows(start + first, start + last)
+        positions = np.arange(start + first, start + last)
     return pad_rank_rows(rows, positions, share)
 
 
@@ -282,7 +287,8 @@ def assemble_arrays(
     ``augment`` includes the position of each row; it is applied before the context rank's slice is taken.
     """
     arrays: dict[str, Any]
-    dtype, varlen = np.dtype(spec.dtype), spec.form == "varlen"
+    dtype = np.dtype(spec.dtype)
+    varlen = spec.form == "varlen"
     if varlen:
         arrays = assemble_varlen(store, rows, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
     else:

@@ -20,7 +20,8 @@ from batchloom.store.read import RemoteSubset
 
 FETCH_LOG = logging.getLogger("batchloom")
 # Tokens to look ahead, and tokens to fetch together.
-_LOOKAHEAD_TOKENS, _GROUP_TOKENS = 64 << 20, 16 << 20
+_LOOKAHEAD_TOKENS = 64 << 20
+_GROUP_TOKENS = 16 << 20
 # Share of the cache for coming data; the rest holds data in use.
 _CACHE_SHARE = 4
 
@@ -52,8 +53,10 @@ class RemotePrefetcher:
         select_rows: Callable[[int], StepRows | None],
         count_tokens: Callable[[int], int],
     ) -> None:
-        self._stores, self._blocks = stores, get_block_sizes(plan)
-        self._select_rows, self._count_tokens = select_rows, count_tokens
+        self._stores = stores
+        self._blocks = get_block_sizes(plan)
+        self._select_rows = select_rows
+        self._count_tokens = count_tokens
         # Steps between two of these have an equal size.
         self._range_starts = [segment.step for segment in plan.segments]
         readers = [(store.reader, store.dtype.itemsize) for store in stores if isinstance(store.reader, RemoteSubset)]
@@ -134,7 +137,8 @@ class RemotePrefetcher:
                     # A single step that fits the cache may always come next.
                     self._waits_for = min(self._waits_for, group.stop - 2)
                 if self._needed >= self._waits_for:
-                    self._at, self._needed_at_fetch = group.stop, self._needed
+                    self._at = group.stop
+                    self._needed_at_fetch = self._needed
                     return group
                 self._turn.wait()
             return None

@@ -74,7 +74,8 @@ class RawStream(Protocol):
 @final
 class StreamCursor:
     def __init__(self, stream: RawStream, rank: int, world_size: int) -> None:
-        self.stream, self._ranks = stream, (rank, world_size)
+        self.stream = stream
+        self._ranks = (rank, world_size)
         self._begin = stream.begin(rank, world_size)
         self.loaded: Mapping[int, Any] | None = None
 
@@ -155,7 +156,10 @@ class Iterations:
 
     def load(self, step: int) -> None:
         """Set the first step of the next iteration only."""
-        self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step
+        self._start = step
+        self.resumed = True
+        self._latest = None
+        self._furthest_step = step
         self.untracked = False
 
     def begin(self, first: int, steps: StepFeed | None = None) -> Iteration:
@@ -174,7 +178,8 @@ class Iterations:
 
     def walk(self, first: int, has_step: Callable[[int], bool]) -> Iterator[int]:
         """Yield step numbers from ``first`` on, recorded as if their batches were given."""
-        run, step = self.begin(first), first
+        run = self.begin(first)
+        step = first
         try:
             while has_step(step):
                 self.record_batch(run, step)

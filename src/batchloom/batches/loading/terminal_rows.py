@@ -10,12 +10,15 @@ from batchloom.plan import Plan
 from batchloom.plan.packing import Rows, slice_rows
 
 _COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_green")
-_TRAINED, _UNTRAINED, _PADDING = "█", "▒", "·"
+_TRAINED = "█"
+_UNTRAINED = "▒"
+_PADDING = "·"
 
 
 def print_rows(plan: Plan, step: int, rows: Rows, most: int) -> None:
     """Print the first ``most`` rows of a step or of a rank, one per line."""
-    console, seq_len = Console(highlight=False), plan.spec_at(step).seq_len
+    console = Console(highlight=False)
+    seq_len = plan.spec_at(step).seq_len
     console.print(f"Step {step:,}: {format_count(len(rows), 'row')} of {seq_len:,} tokens", soft_wrap=True)
     number_width = len(f"{len(rows):,}")
     width = max(console.width - number_width - len("  100.0%"), 10)
@@ -34,13 +37,16 @@ def print_rows(plan: Plan, step: int, rows: Rows, most: int) -> None:
 
 def _draw_row(plan: Plan, row: Rows, seq_len: int, width: int) -> Text:
     """Draw a row as ``width`` characters; each shows the token in its middle."""
-    spans, trained = np.full(seq_len, -1, np.int64), np.zeros(seq_len, bool)
+    spans = np.full(seq_len, -1, np.int64)
+    trained = np.zeros(seq_len, bool)
     for span in range(len(row.lengths)):
-        start, length = int(row.row_offsets[span]), int(row.lengths[span])
+        start = int(row.row_offsets[span])
+        length = int(row.lengths[span])
         spans[start : start + length] = span
         if not (row.banned is not None and bool(row.banned[span])):
             store = plan.stores[plan.names[int(row.sources[span])]]
-            document, first = int(row.documents[span]), int(row.starts[span])
+            document = int(row.documents[span])
+            first = int(row.starts[span])
             trained[start : start + length] = read_trained(store, document, first, length)
     columns = ((np.arange(width) + 0.5) * seq_len / width).astype(np.int64)
     line = Text()

@@ -49,7 +49,8 @@ from batchloom.store.read import has_media
 T = TypeVar("T")
 R = TypeVar("R")
 # Memory for decoding a pixel or a sample: the 3 bytes and as many 32-bit numbers, partly twice.
-_BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 30, 12
+_BYTES_PER_PIXEL = 30
+_BYTES_PER_SAMPLE = 12
 
 
 class MediaSource(Protocol):
@@ -95,7 +96,9 @@ class BatchMedia:
     """Maker of the media arrays of a batch."""
 
     def __init__(self, find: MediaFinder, processing: ProcessorContext, spec: MediaOptions) -> None:
-        self.find, self.processing, self._spec = find, processing, spec
+        self.find = find
+        self.processing = processing
+        self._spec = spec
         self._files = ProcessorFiles.from_state(processing.state)
         self.traits = get_model_traits(self._files.name)
         self._features = FeatureExtractor(self._files)
@@ -147,9 +150,11 @@ class BatchMedia:
         """Join the features of media, and return the offsets of each row's features."""
         counts = _row_offsets(owners, [1] * len(owners), rows)
         if not self.traits.by_row:
-            joined_features, axis = join_features(features), 0
+            joined_features = join_features(features)
+            axis = 0
         elif varlen:
-            joined_features, axis = stack_by_row(features, np.zeros_like(owners), 1), 1
+            joined_features = stack_by_row(features, np.zeros_like(owners), 1)
+            axis = 1
         else:
             joined_features = stack_by_row(features, owners, rows)
             return joined_features, {name: MediaOffsets(0, np.arange(rows + 1), counts) for name in joined_features}
@@ -193,7 +198,8 @@ class BatchMedia:
         return positions
 
     def _check_grid_unchanged(self, batch_medium: BatchMedium) -> None:
-        medium, merge = batch_medium.medium, self._merge
+        medium = batch_medium.medium
+        merge = self._merge
         time, rows, columns = medium.grid
         if time * (rows // merge) * (columns // merge) != medium.tokens:
             raise StoreError(
@@ -215,7 +221,8 @@ class BatchMedia:
         if self._pool is None or self._pool[0] != pid:
             if self._pool is not None:
                 # The budget that the parent's threads held at the fork is never released here.
-                self._budget, self._features = (_MemoryBudget(self._spec.memory), FeatureExtractor(self._files))
+                self._budget = _MemoryBudget(self._spec.memory)
+                self._features = FeatureExtractor(self._files)
             workers = self._spec.workers or min(8, os.cpu_count() or 1)
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
@@ -234,7 +241,8 @@ class BatchMedia:
         return [message for some in self._map_in_threads(fault, files).finish() for message in some]
 
     def _extract_features(self, batch_media: Sequence[BatchMedium]) -> list[FeatureArrays]:
-        source, medium = batch_media[0].source, batch_media[0].medium
+        source = batch_media[0].source
+        medium = batch_media[0].medium
         frames = [
             batch_medium.medium.facts
             for batch_medium in batch_media
@@ -335,7 +343,8 @@ def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMe
 
 def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
     """Return whether a medium is a later frame of the same video and document."""
-    before, facts = last.medium.facts, batch_medium.medium.facts
+    before = last.medium.facts
+    facts = batch_medium.medium.facts
     return (
         isinstance(before, FrameFacts)
         and isinstance(facts, FrameFacts)

@@ -61,7 +61,8 @@ class StoreSource:
     )
 
     def __init__(self, store: Store) -> None:
-        self.store, self.media = store, StoreMedia(store)
+        self.store = store
+        self.media = StoreMedia(store)
         self.limits = _read_limits(store)
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
@@ -127,7 +128,8 @@ class _StoreMediaFinder:
             documents = rows.documents[spans] - self._firsts[number]
             # Removed documents read as end tokens, without their media placeholders.
             is_present = ~mask_removed(source.store.contents.removed, documents)
-            spans, documents = spans[is_present], documents[is_present]
+            spans = spans[is_present]
+            documents = documents[is_present]
             document_media = source.media.of(documents)
             _check_documents_whole(source, rows, spans, documents, document_media)
             batch_media += [
@@ -187,7 +189,8 @@ class MediaCheckBatch(NamedTuple):
 
 def _check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
     """Read the media of a store's documents, except removed ones."""
-    reads, source = make_media_of_stores([store], DEFAULT_MEDIA_SPEC), StoreSource(store)
+    reads = make_media_of_stores([store], DEFAULT_MEDIA_SPEC)
+    source = StoreSource(store)
     for first in range(0, len(store), _BATCH_DOCUMENTS):
         numbers = np.arange(first, min(first + _BATCH_DOCUMENTS, len(store)))
         numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -341,7 +344,8 @@ def check_media(
             for store in stores:
                 document_faults: dict[int, str] = {}
                 for media_check in _check_store_media(store):
-                    documents, media = documents + media_check.documents, media + media_check.media
+                    documents = documents + media_check.documents
+                    media = media + media_check.media
                     document_faults |= media_check.faults
                 missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
                 faults += [document_faults[number] for number in sorted(document_faults)[: _MAX_LISTED - len(faults)]]
@@ -405,7 +409,8 @@ class PairMediaCollator:
     ) -> None:
         if not has_media(pairs.store):
             raise InputError(f"{pairs.store.location.name} holds no media: use the other collator alone.")
-        self._store, self._collate = pairs.store, collate
+        self._store = pairs.store
+        self._collate = collate
         self._media = make_media_of_stores([pairs.store], DEFAULT_MEDIA_SPEC)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -416,7 +421,8 @@ class PairMediaCollator:
             )
         batch = dict(self._collate(examples))
         documents = np.array([example["documents"] for example in examples], np.int64).T.ravel()
-        lengths, zeros = self._store.lengths.take(documents).astype(np.int64), np.zeros_like(documents)
+        lengths = self._store.lengths.take(documents).astype(np.int64)
+        zeros = np.zeros_like(documents)
         pointers = np.arange(len(documents) + 1)
         rows = Rows(pointers, zeros.astype(np.int32), documents, zeros, lengths, zeros)
         ids = np.asarray(batch["input_ids"])

@@ -145,7 +145,8 @@ def detect_schema(
         SchemaError: no form fits, a mapped column is in no record, or a column has a meaning
             in another library that is not supported.
     """
-    mapping, ignored = dict(mapping or {}), frozenset(ignore)
+    mapping = dict(mapping or {})
+    ignored = frozenset(ignore)
     raise_problems(find_mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")

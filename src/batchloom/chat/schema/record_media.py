@@ -123,7 +123,8 @@ class MediaExtractor:
     """Extraction of the media of one record."""
 
     def __init__(self, schema: Schema, row: Row) -> None:
-        self._schema, self._row = schema, row
+        self._schema = schema
+        self._row = row
         # Media extracted so far; a part holds the index of its medium.
         self.media: list[Medium] = []
         self._indices: dict[Medium, MediumIndex] = {}
@@ -286,7 +287,8 @@ class MediaExtractor:
             )
 
     def _extract_next(self, kind: MediumKind, field_path: str) -> dict[str, Any]:
-        used, column_media = self._used_indices[kind], self._column_media[kind]
+        used = self._used_indices[kind]
+        column_media = self._column_media[kind]
         number = next((index for index in range(len(column_media)) if index not in used), None)
         if number is None:
             raise UnusableRecordError(
@@ -385,7 +387,8 @@ def replace_media_with_frames(
         between = zip(frames_by_medium, document.texts[1:], strict=True)
         texts = [text for frames, after in between for text in (*[""] * (len(frames) - 1), after)]
         return replace(document, texts=[document.texts[0], *texts], media=media)
-    frame_groups, messages = iter(frames_by_medium), []
+    frame_groups = iter(frames_by_medium)
+    messages = []
     for message in document.messages:
         parts: list[Any] = []
         for part in message["content"] if isinstance(message.get("content"), list) else ():

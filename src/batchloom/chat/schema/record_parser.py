@@ -154,7 +154,8 @@ class RoleColumn:
     """Columns of one role and their lookup; empty for a role that the schema lacks."""
 
     def __init__(self, schema: Schema, role: str) -> None:
-        self.role, self.names = role, schema.columns.get(role, ())
+        self.role = role
+        self.names = schema.columns.get(role, ())
         self.get = make_column_lookup(self.names)
 
     def name(self, row: Row, value: Any) -> str:
@@ -175,7 +176,9 @@ class SchemaReader:
         has_inserted_nulls: bool = False,
         default_system: str | None = None,
     ) -> None:
-        self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
+        self._schema = schema
+        self._media = media
+        self._has_text_numbers = has_text_numbers
         self._default_system = default_system
         self._columns = {role: RoleColumn(schema, role) for role in COLUMN_ROLES}
         # Without any of these columns, a record needs fewer steps.
@@ -262,7 +265,8 @@ class SchemaReader:
 
     def _read_messages(self, row: Row) -> Conversation:
         column = self._columns["messages"]
-        value, name = column.get(row), column.names[0]
+        value = column.get(row)
+        name = column.names[0]
         if value is None:
             raise missing_column_error(row, "messages", name)
         turns = read_turns(value, name)
@@ -270,14 +274,16 @@ class SchemaReader:
         return self._build_conversation(row, turns)
 
     def _read_instruction(self, row: Row) -> Conversation:
-        has_prompt, response = bool(self._columns["prompt"].names), self._columns["response"]
+        has_prompt = bool(self._columns["prompt"].names)
+        response = self._columns["response"]
         prompt = self._read_prompt(row) if has_prompt else _NO_TURNS
         answer = make_turns(row, response, response.get(row), "assistant")
         require_answer(answer, response.names[0])
         return self._build_conversation(row, prompt, answer, completion=not has_prompt)
 
     def _read_completion(self, row: Row) -> Conversation:
-        prompt_column, completion = self._columns["prompt"], self._columns["completion"]
+        prompt_column = self._columns["prompt"]
+        completion = self._columns["completion"]
         row = parse_json_messages(row, (prompt_column.names[0], completion.names[0]))
         prompt = make_turns(row, prompt_column, prompt_column.get(row), "user")
         answer = make_turns(row, completion, completion.get(row), "assistant")
@@ -286,7 +292,8 @@ class SchemaReader:
 
     def _read_prompt(self, row: Row) -> Turns:
         """Return the turns before the answer: history, prompt and context."""
-        prompt_column, context_column = self._columns["prompt"], self._columns["context"]
+        prompt_column = self._columns["prompt"]
+        context_column = self._columns["context"]
         prompt = prompt_column.get(row)
         if prompt_column.names[0] in TURN_COLUMNS:
             prompt = parse_messages(prompt)
@@ -295,7 +302,8 @@ class SchemaReader:
         context = context_column.get(row)
         if isinstance(context, str) and prompt in (None, "") and not is_empty_text(context):
             # Alpaca's instruction may be empty if the input is the prompt.
-            prompt, context = context, None
+            prompt = context
+            context = None
         turns = make_turns(row, prompt_column, prompt, "user")
         if is_non_empty(context):
             if not isinstance(context, str):
@@ -319,12 +327,14 @@ class SchemaReader:
         """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
-        tools, arguments = None, None
+        tools = None
+        arguments = None
         has_outer_columns = not self._outer_columns.isdisjoint(row)
         if has_outer_columns or self._default_system:
             extended_messages = self._prepend_system(row, messages)
             if extended_messages is not messages:
-                messages, start = extended_messages, start + 1
+                messages = extended_messages
+                start += 1
                 trained = [None, *trained] if trained else trained
         if has_outer_columns:
             _check_no_media(row, self._schema)
@@ -358,7 +368,8 @@ class SchemaReader:
 
     def _read_labelled(self, row: Row) -> LabelledConversation:
         column = self._columns["label"]
-        label, name = column.get(row), column.names[0]
+        label = column.get(row)
+        name = column.names[0]
         if label is None:
             raise missing_column_error(row, "label", name)
         good = parse_label(label)
@@ -412,11 +423,13 @@ class SchemaReader:
         nothing marks the end of the prompt in them. An answer is a text, a message, a list of messages,
         or the complete conversation with the prompt.
         """
-        chosen, rejected = self._columns["chosen"], self._columns["rejected"]
+        chosen = self._columns["chosen"]
+        rejected = self._columns["rejected"]
         names = chosen.names[0], rejected.names[0]
         prompt_names = self._columns["prompt"].names
         row = parse_json_messages(row, names, next(iter(prompt_names), ""))
-        good, bad = chosen.get(row), rejected.get(row)
+        good = chosen.get(row)
+        bad = rejected.get(row)
         if good == bad and good is not None:
             raise UnusableRecordError(f"columns {names[0]!r} and {names[1]!r} are equal: there is no preference")
         # A column of turns may hold JSON text while the other side is plain text.
@@ -472,7 +485,8 @@ class SchemaReader:
         placeholders all media come first.
         """
         column = self._columns["text"]
-        value, name = column.get(row), column.names[0]
+        value = column.get(row)
+        name = column.names[0]
         if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
             return _merge_parallel_lists(self._schema, row, value, name)
         extractor = MediaExtractor(self._schema, row)
@@ -723,7 +737,8 @@ def _split_answer(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
 
 
 def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> InterleavedText:
-    texts, ordered = [""], []
+    texts = [""]
+    ordered = []
     for part in parts:
         if is_extracted_medium(part):
             ordered.append(media[part["medium"]])
@@ -903,7 +918,8 @@ def _find_unpadded_range(mask: NDArray[np.bool_], name: str) -> slice:
     present = np.flatnonzero(mask)
     if not len(present):
         return slice(0, 0)
-    start, stop = int(present[0]), int(present[-1]) + 1
+    start = int(present[0])
+    stop = int(present[-1]) + 1
     if stop - start != len(present):
         hole = start + int(np.flatnonzero(~mask[start:stop])[0])
         raise UnusableRecordError(f"{name}[{hole}] is 0 between tokens; padding must be before or after all tokens")

@@ -478,7 +478,8 @@ def guess_message_names(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str
         for which no role is known.
     """
     keys = {key: value for message in messages for key, value in message.items() if isinstance(value, str)}
-    role_key, content_key = _find_key(keys, _ROLE_KEYS), _find_key(keys, _CONTENT_KEYS)
+    role_key = _find_key(keys, _ROLE_KEYS)
+    content_key = _find_key(keys, _CONTENT_KEYS)
     if role_key is None or content_key is None:
         return {}, []
     mapping = {

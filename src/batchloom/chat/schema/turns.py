@@ -206,7 +206,8 @@ def _is_plain_message(message: object) -> bool:
     """Return whether a message is only a known role and non-empty text."""
     if type(message) is not dict or len(message) != 2:
         return False
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     return type(role) is str and role in MESSAGE_ROLES and type(content) is str and not is_empty_text(content)
 
 
@@ -275,7 +276,9 @@ def _normalize_parts(message: Message, field_path: str) -> Message:
     parts = message["content"]
     if not any(isinstance(part, dict) and "value" in part for part in parts):
         return message
-    reasoning, content, calls = list[str](), list[Any](), list[Any]()
+    reasoning = list[str]()
+    content = list[Any]()
+    calls = list[Any]()
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) and "value" in part else None
         part_path = f"{field_path}.content[{number}]"
@@ -383,7 +386,8 @@ def _check_calls(calls: object, field_path: str) -> None:
             )
         if not isinstance(function.get("name"), str):
             raise UnusableRecordError(f"{call_path} has no name: it must say which function is called")
-        arguments, path = function.get("arguments"), f"{call_path}.arguments"
+        arguments = function.get("arguments")
+        path = f"{call_path}.arguments"
         if isinstance(arguments, str):
             value = _parse_json(arguments, f"{path} holds text that is not JSON of an object ({{}} for none)")
             if not isinstance(value, dict):
@@ -457,7 +461,8 @@ def read_train_flag(message: Mapping[str, Any], field_path: str) -> TrainFlag:
 
     A content with flagged parts must be joined to one text afterwards (:func:`join_flagged_parts`).
     """
-    content, detail = message.get("content"), message.get("train_detail")
+    content = message.get("content")
+    detail = message.get("train_detail")
     flags = _read_flags(message, field_path, is_assistant=message["role"] == _ASSISTANT)
     selection = _Selection(None, None)
     if isinstance(content, list) and has_part_flags(content):
@@ -553,7 +558,8 @@ def _read_part_flags(content: list[Any], field_path: str) -> _Selection:
     As in axolotl, a part without a flag is trained if the message is, and a switch of any part selects the message.
     """
     ranges: list[ContentRange] = []
-    trained, offset = None, 0
+    trained = None
+    offset = 0
     for number, part in enumerate(content):
         flags = _read_flags(part, f"{field_path}[{number}]", is_assistant=True)
         stop = offset + len(part["text"])
@@ -577,7 +583,8 @@ def _read_train_detail(value: object, content: object, field_path: str) -> _Sele
         item_path = f"{field_path}[{number}]"
         if not isinstance(detail, dict) or any(detail.get(key) is None for key in _DETAIL_KEYS):
             raise UnusableRecordError(f"{item_path} is not an object with {', '.join(_DETAIL_KEYS)}")
-        begin, end = as_int(detail["begin_offset"]), as_int(detail["end_offset"])
+        begin = as_int(detail["begin_offset"])
+        end = as_int(detail["end_offset"])
         if not isinstance(detail["train"], bool):
             raise UnusableRecordError(f"{item_path}.train is {detail['train']!r:.40}; it can be true or false")
         if begin is None or end is None or not 0 <= begin <= end or begin >= len(content):

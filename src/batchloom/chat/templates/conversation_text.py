@@ -54,7 +54,8 @@ def expand_placeholders(
     Returns:
         The conversation with expansions, and the (start, stop) of each of them.
     """
-    text, spans = rendered.text, rendered.media_spans
+    text = rendered.text
+    spans = rendered.media_spans
     stops = [span.stop for span in spans]
     growths = [len(new) - (span.stop - span.start) for span, new in zip(spans, expansions, strict=True)]
     shifts = list(accumulate(growths, initial=0))
@@ -67,7 +68,8 @@ def expand_placeholders(
         return position + shifts[passed]
 
     parts: list[str] = []
-    ranges, cursor = [], 0
+    ranges = []
+    cursor = 0
     offsets = [shift(at) for at in rendered.control if not any(span.start <= at < span.stop for span in spans)]
     for span, expansion in zip(spans, expansions, strict=True):
         parts += (text[cursor : span.start], expansion)

@@ -235,7 +235,8 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
             marks.append((mark, length))
     plain = "".join([*chunks, text[last:]])
     string_marks = [(mark, position) for mark, position in marks if marker.pairs[mark >> 1].key != _ROUND]
-    strings, changed = [], set()
+    strings = []
+    changed = set()
     index = 0
     while index < len(string_marks):
         mark, start = string_marks[index]

@@ -64,7 +64,9 @@ class PlaceholderSpan(NamedTuple):
 
 
 # Texts of a probe, which no template changes.
-_SYSTEM, _QUESTION, _ANSWER = "1701", "2803", "3907"
+_SYSTEM = "1701"
+_QUESTION = "2803"
+_ANSWER = "3907"
 
 
 def detect_content_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> ContentStyle:

@@ -99,7 +99,8 @@ def refuse_tuple(key: Any) -> Any:
 
 def _cost_format(text: object, *arguments: object, **named: object) -> Cost:
     """Return the cost of a ``%`` format."""
-    size, argument_size = len(str(text)), measure_size((arguments, named), 1 << 40) + _MAX_FLOAT_CHARACTERS
+    size = len(str(text))
+    argument_size = measure_size((arguments, named), 1 << 40) + _MAX_FLOAT_CHARACTERS
     for width, precision, conversion in _CONVERSION.findall(str(text)):
         if conversion not in _CONVERSIONS or max(len(width), len(precision)) > _MAX_WIDTH_DIGITS:
             raise TemplateLimitError("it formats a value in an unknown form, or wider than 999 characters")

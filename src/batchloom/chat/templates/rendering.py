@@ -135,7 +135,8 @@ class ConversationRenderer:
         Raises:
             TemplateError: invalid template, or one that may not terminate.
         """
-        self.name, self._arguments = choice.name, dict(arguments)
+        self.name = choice.name
+        self._arguments = dict(arguments)
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
         added_pattern = make_control_pattern([*control, *filter(str.strip, added), THOUGHT_TAGS[0]])
@@ -155,7 +156,8 @@ class ConversationRenderer:
         self._pattern = pattern
         # Renderers of records with arguments of their own, by these arguments as JSON.
         self._by_arguments: dict[tuple[bool, bytes], _TemplateRenderer] = {}
-        self._note, self._date = choice.note, date
+        self._note = choice.note
+        self._date = date
         self._source = f"{choice.text}\n{choice.tools_text or ''}"
         # Tokens in the template that the tokenizer reads as text.
         self._unknown_tokens = sorted(set(CONTROL_LIKE.findall(self._source)) - control.keys() - set(added))
@@ -316,7 +318,9 @@ class _TemplateRenderer:
         self._get_skeleton = functools.lru_cache(_MAX_CACHED_SHAPES)(self._learn_skeleton)
         self._use_form(self._initial_form)
         self.learns_to_stop = False
-        user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
+        user = ("user", False)
+        assistant = (ASSISTANT, False)
+        system = ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             roles = [role for role, _ in shape]

@@ -9,9 +9,11 @@ from batchloom.core.process_state import measure_memory
 
 # CPU time of one rendering. Published templates need milliseconds; those that look at all messages from each need 3 ms
 # per message for 2,000 messages.
-_MAX_SECONDS, _MAX_SECONDS_PER_MESSAGE = 5.0, 0.01
+_MAX_SECONDS = 5.0
+_MAX_SECONDS_PER_MESSAGE = 0.01
 # Largest value, in characters; more for a larger conversation.
-_BASE_BUDGET, _BUDGET_PER_INPUT_CHARACTER = 1 << 22, 1 << 3
+_BASE_BUDGET = 1 << 22
+_BUDGET_PER_INPUT_CHARACTER = 1 << 3
 # Characters that one operation may read, which takes less than a second.
 _MAX_READ = 1 << 29
 # Bytes by which the process may grow in one rendering.
@@ -19,7 +21,8 @@ _MAX_MEMORY = 1 << 28
 # An element of a list counts as so many characters: it is a pointer of eight bytes, and often an object of its own.
 ELEMENT_SIZE = 8
 # Fixed cost of each operation, and the cost after which the clock is read again.
-OPERATION_COST, _COST_PER_CLOCK_READ = 1 << 8, 1 << 15
+OPERATION_COST = 1 << 8
+_COST_PER_CLOCK_READ = 1 << 15
 _CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -37,7 +40,8 @@ class RenderingMeter:
 
     def __init__(self) -> None:
         # Every count fails until a rendering begins: jinja would compute constants when it compiles.
-        self._budget, self._is_budget_extended = -1, True
+        self._budget = -1
+        self._is_budget_extended = True
         self._conversation: tuple[Any, ...] = ()
         self._made = self._first_memory = self.left = 0
         self._max_seconds = self._deadline = float("inf")
@@ -48,7 +52,8 @@ class RenderingMeter:
             # Reference cycles of the last rendering may still hold much memory.
             gc.collect()
         self._conversation = (messages, tools, arguments)
-        self._budget, self._is_budget_extended = _BASE_BUDGET, False
+        self._budget = _BASE_BUDGET
+        self._is_budget_extended = False
         self._made = self._first_memory = self.left = 0
         self._max_seconds = _MAX_SECONDS + _MAX_SECONDS_PER_MESSAGE * len(messages)
         self._deadline = time.thread_time() + self._max_seconds
@@ -119,7 +124,8 @@ class RenderingMeter:
 
 def measure_size(value: Any, enough: int) -> int:
     """Return the characters of a value and the size of its elements, up to ``enough``."""
-    size, pending = 0, [value]
+    size = 0
+    pending = [value]
     while pending and size <= enough:
         item = pending.pop()
         size += ELEMENT_SIZE

@@ -109,8 +109,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     ) -> None:
         """Begin a rendering."""
         self._meter.begin(messages, tools, arguments)
-        self.chunks, self.marks = [], []
-        self._mark_round, self._round_ends = mark_round, []
+        self.chunks = []
+        self.marks = []
+        self._mark_round = mark_round
+        self._round_ends = []
 
     def _count_result(self, value: Any) -> Any:
         """Count a value that an operation made."""
@@ -260,7 +262,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that counts what it makes and reads."""
-        cost, is_deep = costs.FILTERS[name], name not in costs.SHALLOW_FILTERS
+        cost = costs.FILTERS[name]
+        is_deep = name not in costs.SHALLOW_FILTERS
         # jinja passes such a function its own context first.
         start = hasattr(function, "jinja_pass_arg")
 
@@ -420,7 +423,8 @@ class _SandboxTransformer(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's form
         """Mark where the rounds of a loop begin and end."""
         # What follows the loop is outside of it.
-        following, node.else_ = node.else_, []
+        following = node.else_
+        node.else_ = []
         self._loops.append(node.target if isinstance(node.target, nodes.Name) else None)
         self.visit_Macro(node)
         item = self._loops.pop()
@@ -439,7 +443,8 @@ class _SandboxTransformer(NodeTransformer):
 
     def visit_Macro(self, node: Any) -> nodes.Node:  # noqa: N802
         """Count literals in every round of a loop and every call of a macro or block."""
-        loops, self._loops = self._loops, self._loops if isinstance(node, nodes.For) else []
+        loops = self._loops
+        self._loops = self._loops if isinstance(node, nodes.For) else []
         self.generic_visit(node)
         self._loops = loops
         literals = sum(len(part.data) for part in node.find_all(nodes.TemplateData))

@@ -111,9 +111,12 @@ def absorb_whitespace(probe: MarkedText) -> tuple[MarkedText, list[int]]:
 
     Also returns the strip mode of each content: 1 if white space before it was stripped, 2 after it, 3 both.
     """
-    strings, strip_modes = [], []
+    strings = []
+    strip_modes = []
     for string in probe.strings:
-        start, stop, strip_mode = string.start, string.stop, 0
+        start = string.start
+        stop = string.stop
+        strip_mode = 0
         if probe.text[:start].endswith(PROBE_WHITESPACE[0]):
             start -= len(PROBE_WHITESPACE[0])
         else:
@@ -140,7 +143,8 @@ def make_skeleton(
     control: re.Pattern[str],
 ) -> TurnSkeleton:
     """Build the skeleton of a shape from a probe (see :func:`absorb_whitespace`)."""
-    text, strings = probe.text, probe.strings
+    text = probe.text
+    strings = probe.strings
     edges = [0, *(edge for string in strings for edge in (string.start, string.stop)), len(text)]
     starts = edges[::2]
     fixed_texts = tuple(text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2))

@@ -79,7 +79,8 @@ def parse_template_arguments(value: object) -> object:
     """
     if not isinstance(value, str | list | tuple):
         return value
-    problems, arguments = [], dict[str, Any]()
+    problems = []
+    arguments = dict[str, Any]()
     for text in [value] if isinstance(value, str) else value:
         name, equals, content = text.partition("=") if isinstance(text, str) else ("", "", "")
         if not equals or not name.strip():

@@ -117,7 +117,8 @@ def compute_weighted_spans(conversation: Conversation, rendered: ConversationTex
     for number, flag in enumerate(conversation.trained):
         if not isinstance(flag, TurnWeight) or flag.trained is False:
             continue
-        turn, weight = require_turn(rendered, number), factor * flag.weight
+        turn = require_turn(rendered, number)
+        weight = factor * flag.weight
         spans.append(WeightedSpan(turn.body, turn.end, weight))
         if flag.ranges:
             spans += _list_content_spans(conversation, rendered, number, weight)
@@ -153,11 +154,13 @@ def _list_content_spans(
     low, high = spans[0]
     start = low - (len(content) - len(content.lstrip()))
     if rendered.text.startswith(content, max(start, 0)):
-        low, high = start, start + len(content)
+        low = start
+        high = start + len(content)
     turn = require_turn(rendered, number)
     weighted_spans = [WeightedSpan(turn.body, high, 0.0)]
     for content_range in flag.ranges:
-        begin, end = max(start + content_range.start, low), min(start + content_range.stop, high)
+        begin = max(start + content_range.start, low)
+        end = min(start + content_range.stop, high)
         if begin < end:
             weighted_spans.append(WeightedSpan(begin, end, weight * content_range.weight, is_aligned=False))
     return weighted_spans

@@ -79,10 +79,13 @@ def parse_assumed_stores(text: str) -> dict[str, AssumedStore]:
     """
     assumed_stores: dict[str, AssumedStore] = {}
     problems: list[str] = []
-    offset, text, max_mean = 0, text.strip(), int(_MAX_TOKENS / _compute_quantiles()[-1])
+    offset = 0
+    text = text.strip()
+    max_mean = int(_MAX_TOKENS / _compute_quantiles()[-1])
     while offset < len(text) and (match := _SOURCE_PATTERN.match(text, offset)):
         name = match[1] or "data"
-        tokens, documents = _parse_count(match[2], match[3]), _parse_count(match[4], match[5])
+        tokens = _parse_count(match[2], match[3])
+        documents = _parse_count(match[4], match[5])
         if name in assumed_stores:
             problems.append(f"assume: source {name!r} is named twice")
         elif not 0 < documents < 1 << 62 or not documents <= tokens < 1 << 62:

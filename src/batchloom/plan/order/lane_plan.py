@@ -169,7 +169,8 @@ class _LaneOrder:
     """One lane: the documents of its pools and the locations of its sequences."""
 
     def __init__(self, orders: "LaneOrders", lane: int) -> None:
-        self._orders, self.lane = orders, lane
+        self._orders = orders
+        self.lane = lane
         self._pool_positions = [_LanePoolPosition(0, 0, 0)]
         self._entered: dict[tuple[int, int], Rows] = {}
 
@@ -181,7 +182,8 @@ class _LaneOrder:
 
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Return the documents of a pool in reading order, as numbers in the store."""
-        orders, spec = self._orders, self._orders.spec
+        orders = self._orders
+        spec = self._orders.spec
         order = order_lane_ranges(len(orders.bounds) - 1, spec.lanes, spec, self.lane, epoch)
         first = orders.bounds[:-1][order]
         sizes = orders.bounds[1:][order] - first
@@ -217,11 +219,14 @@ class _LaneOrder:
         return rows
 
     def _explain_no_sequence(self, epoch: int) -> tuple[str, str]:
-        documents, shortest, number = 0, 0, 0
+        documents = 0
+        shortest = 0
+        number = 0
         while len(pool_documents := self.documents(epoch, number)):
             least = int(self._orders.data.lengths.take(pool_documents).min())
             shortest = min(shortest, least) if documents else least
-            documents, number = documents + len(pool_documents), number + 1
+            documents += len(pool_documents)
+            number += 1
         if documents:
             return describe_all_too_long(documents, shortest, self._orders.spec)
         return "the lane received no document", "Give more input"
@@ -229,7 +234,8 @@ class _LaneOrder:
     def locate(self, sequence: int) -> tuple[_LanePoolPosition, Rows]:
         """Return the pool that holds a sequence of the lane, and the rows of the pool."""
         index = bisect_right(self._pool_positions, sequence, key=lambda one: one.before)
-        pool, barren = self._pool_positions[index - 1], 0
+        pool = self._pool_positions[index - 1]
+        barren = 0
         while True:
             rows = self.rows(pool.epoch, pool.number)
             if rows is None:
@@ -255,7 +261,9 @@ class LaneOrders:
     is_counted = True
 
     def __init__(self, data: PlanStore, spec: PlanSpec, bounds: NDArray[np.int64]) -> None:
-        self.data, self.spec, self.bounds = data, spec, bounds
+        self.data = data
+        self.spec = spec
+        self.bounds = bounds
         self.run_layout = RunLayout((Segment(0, 0, spec.global_batch_size, spec.seq_len, {SOURCE: 1.0}),))
         self.lanes = [_LaneOrder(self, lane) for lane in range(spec.lanes)]
         self.lock = RLock()
@@ -287,7 +295,8 @@ class LanePlan:
         if spec.group_by_length:
             raise make_lane_order_error("cannot be grouped by length")
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
-        self.stores, self.edits = {SOURCE: store}, ()
+        self.stores = {SOURCE: store}
+        self.edits = ()
         self.mixture = None
         if spec.steps is None:
             raise PlanError("A plan in the order of lanes does not take epochs. Give steps.")
@@ -377,7 +386,8 @@ class LanePlan:
             return self._rows(part.list_positions(start, stop))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
-        row_slices, indices_by_lane = [], []
+        row_slices = []
+        indices_by_lane = []
         for lane in np.unique(positions % self.spec.lanes).tolist():
             lane_indices = np.flatnonzero(positions % self.spec.lanes == lane)
             sequence, last = (int(positions[index]) // self.spec.lanes for index in (lane_indices[0], lane_indices[-1]))
@@ -424,7 +434,8 @@ class LanePlan:
         """
         with wrap_state_errors():
             state_identity = state["identity"]
-            state_fingerprint, position = state["fingerprint"], int(state["position"])
+            state_fingerprint = state["fingerprint"]
+            position = int(state["position"])
         check_state(state)
         if state_fingerprint != self.fingerprint:
             raise StateError(describe_other_settings(state_identity, self.identity, state_fingerprint))

@@ -65,8 +65,10 @@ class Plan:
         self.orders = SourceOrders(data, spec, edits, previous_orders)
         self.data = data
         self.mixture = data if isinstance(data, Mixture) else None
-        self.spec, self.edits = self.orders.spec, self.orders.edits
-        self.stores, self.names = self.orders.stores, self.orders.names
+        self.spec = self.orders.spec
+        self.edits = self.orders.edits
+        self.stores = self.orders.stores
+        self.names = self.orders.names
         self.run = RunPositions(self.orders)
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
@@ -259,7 +261,8 @@ class Plan:
 def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
     segment = orders.timeline.segment_at(position)
     if segment is None and orders.timeline.end:
-        segment, position = orders.timeline.segment_at(orders.timeline.end - 1), orders.timeline.end
+        segment = orders.timeline.segment_at(orders.timeline.end - 1)
+        position = orders.timeline.end
     if segment is None:
         return {}
     served = segment.served(position)

@@ -56,7 +56,8 @@ def _describe_end(spec: PlanSpec) -> dict[str, int]:
 
 
 def _describe_source(orders: SourceOrders, number: int) -> dict[str, Any]:
-    name, pools = orders.names[number], orders.order(number).pools
+    name = orders.names[number]
+    pools = orders.order(number).pools
     identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
     if isinstance(orders.data, Mixture):
         source_settings = {k: v for k, v in to_plain(orders.shares.get_source_spec(number)).items() if v is not None}
@@ -91,7 +92,8 @@ def _weights_to_plain(weights: Any) -> Any:
 def build_journal(orders: SourceOrders, origin: dict[str, Any]) -> list[dict[str, Any]]:
     """Return edits as plain values, each with added sources and its fingerprint."""
     sources = set(origin["sources"])
-    order_fingerprint, entries = fingerprint(origin), []
+    order_fingerprint = fingerprint(origin)
+    entries = []
     for edit in orders.edits:
         entry = edit_to_plain(edit)
         used_sources = list_weighted_sources(edit.weights, orders.names) if edit.weights is not None else set()

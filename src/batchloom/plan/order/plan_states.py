@@ -104,7 +104,8 @@ def _parse_state(
             name: Cursor(plain_cursor["epoch"], plain_cursor["slot"], plain_cursor["before"])
             for name, plain_cursor in state["sources"].items()
         }
-        position, end = state["position"], state["end"]
+        position = state["position"]
+        end = state["end"]
         if not isinstance(state_edits, list):
             raise TypeError(f"edits is {state_edits!r}")
     check_state(state)

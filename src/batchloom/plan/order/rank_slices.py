@@ -32,7 +32,8 @@ _MAX_PEERS = 1 << 24
 # Cost of each row, [B]; for several kinds of work [K, B].
 Costs = NDArray[np.int64]
 # _COST_SCALE is the total of one kind of work in a step; the cost of a row is a fraction of it.
-_COST_SCALE, _SUM_BITS = 1 << 30, 32
+_COST_SCALE = 1 << 30
+_SUM_BITS = 32
 _FULL_LOAD = np.iinfo(np.int64).max
 
 
@@ -228,7 +229,8 @@ def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> 
         ascending token indices, int64 [sum of lengths / mesh.context].
     """
     own_lengths = lengths // mesh.context
-    begins, own_begins = np.cumsum(lengths) - lengths, np.cumsum(own_lengths) - own_lengths
+    begins = np.cumsum(lengths) - lengths
+    own_begins = np.cumsum(own_lengths) - own_lengths
     shift = begins - own_begins
     if mesh.slices == "contiguous" or mesh.context == 1:
         return np.arange(int(own_lengths.sum())) + np.repeat(shift + context_rank * own_lengths, own_lengths)
@@ -366,7 +368,8 @@ def _deal_by_largest_part(parts: NDArray[np.int64], order: NDArray[np.int64], wo
     """Assign each row to the rank whose largest fraction stays lowest."""
     kinds, count = parts.shape
     max_rows = -(-count // world_size)
-    loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)
+    loads = np.zeros((kinds, world_size), np.int64)
+    rows = np.zeros(world_size, np.int64)
     ranks = np.empty(count, np.int64)
     for row in order.tolist():
         new_loads = loads + parts[:, row, None]

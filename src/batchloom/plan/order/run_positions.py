@@ -74,7 +74,8 @@ class RunPositions:
         epochs = spec.epochs or 1
         timeline.segment_at(max(segments[0].start for segments in layout.list_eras()))
         for segment in timeline.segments():
-            order, until = self.orders.order(0, segment.era), timeline.until(segment)
+            order = self.orders.order(0, segment.era)
+            until = timeline.until(segment)
             if until is not None and order.surely_has(int(segment.served(until)[0]), epochs):
                 continue
             end_position = segment.find_position(0, order.count_before(epochs))
@@ -146,7 +147,8 @@ class RunPositions:
         """
         if not self.orders.spec.group_by_length or start == stop:
             return self._load_rows(start, stop, part)
-        row_slices, position = [], start
+        row_slices = []
+        position = start
         while position < stop:
             begin, end = self.window(position)
             _, rows = self._group_window(begin, end)

@@ -355,7 +355,8 @@ class SourceOrder:
 
 
 def _take_rows(rows: Rows, numbers: Ints) -> Rows:
-    first, last = int(numbers[0]), int(numbers[-1])
+    first = int(numbers[0])
+    last = int(numbers[-1])
     if last - first + 1 == len(numbers):
         return slice_rows(rows, first, last + 1)
     return reorder_rows(rows, numbers)

@@ -40,7 +40,8 @@ def continue_after_cut(order: SourceOrder, spec: PlanSpec, cut: SourceCut, serve
     The rest of the slot is packed again and comes first, then the next slot. ``served`` are the sequences that the
     source has served. A cut at a missing row raises PlanError.
     """
-    epoch, slot = cut.epoch, cut.slot
+    epoch = cut.epoch
+    slot = cut.slot
     rows = None
     if slot == REMAINDER or cut.row:
         rows = order.slot_rows(cut)
@@ -117,7 +118,8 @@ class SourceOrders:
         edits: Sequence[Edit] = (),
         previous_orders: "SourceOrders | None" = None,
     ) -> None:
-        self.data, self.edits = data, tuple(edits)
+        self.data = data
+        self.edits = tuple(edits)
         mixture = data if isinstance(data, Mixture) else None
         self.stores: Mapping[str, PlanStore] = (
             dict(sorted(data.stores.items())) if isinstance(data, Mixture) else {SOURCE: data}
@@ -173,7 +175,8 @@ class SourceOrders:
         """Reuse the timeline before the first new edit, where nothing has changed."""
         if not _continues(self.edits, previous_orders.edits):
             return
-        new_edits, until = self.edits[len(previous_orders.edits) :], previous_orders.timeline.sure
+        new_edits = self.edits[len(previous_orders.edits) :]
+        until = previous_orders.timeline.sure
         if new_edits:
             until = min(until, previous_orders.run_layout.first_position(new_edits[0].step) - 1)
         exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
@@ -318,7 +321,8 @@ class SourceOrders:
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Count the sequences of every pool that has not been counted."""
         orders = self.latest()
-        pools, done = sum(order.pools.count for order in orders), 0
+        pools = sum(order.pools.count for order in orders)
+        done = 0
         for order in orders:
 
             def report_progress(pools_counted: int, _pools: int, done: int = done) -> None:

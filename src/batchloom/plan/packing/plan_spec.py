@@ -15,7 +15,8 @@ ORDER_VERSION = 1
 
 POOL_SIZE = 65_536
 # With many sources or lanes the pools are smaller, because each source or lane has one in memory.
-SMALL_POOL_SIZE, MANY_SOURCES = 8_192, 16
+SMALL_POOL_SIZE = 8_192
+MANY_SOURCES = 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
 MAX_POOL_SIZE = 1 << 24
 MAX_LANES = 4096

@@ -42,7 +42,8 @@ class Permutation:
         self.size = size
         self._table = shuffle_range(size, key) if size <= MAX_MATERIALISED else None
         root = math.isqrt(max(size - 1, 0)) + 1
-        self._left_radix, self._right_radix = root, -(-size // root)
+        self._left_radix = root
+        self._right_radix = -(-size // root)
         self._keys = [np.uint64(k) for k in derive_round_keys(key, ROUNDS)]
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -167,7 +168,9 @@ class _GenerationPools:
     __slots__ = ("block", "blocks", "count", "documents", "first", "first_pool")
 
     def __init__(self, first: int, documents: int, first_pool: int, spec: PlanSpec) -> None:
-        self.first, self.documents, self.first_pool = first, documents, first_pool
+        self.first = first
+        self.documents = documents
+        self.first_pool = first_pool
         self.block = spec.block_for(documents) if spec.shuffle else 1
         self.count = -(-documents // spec.pool_size)
         self.blocks: Permutation | None = None
@@ -206,7 +209,9 @@ class Pools:
     )
 
     def __init__(self, lengths: DocumentLengths, spec: PlanSpec, source: str) -> None:
-        self._lengths, self._spec, self._source = lengths, spec, source
+        self._lengths = lengths
+        self._spec = spec
+        self._source = source
         self.documents = lengths.size
         self.served_documents: int = getattr(lengths, "document_count", lengths.size)
         self.layers: tuple[int, ...] = getattr(lengths, "layers", (lengths.size,))
@@ -218,7 +223,8 @@ class Pools:
                 size = -(-documents // layer.block)
                 layer.blocks = Permutation(size, self._key("blocks", layer=number))
             self._layers.append(layer)
-            first, self.count = first + documents, self.count + layer.count
+            first = first + documents
+            self.count = self.count + layer.count
         self.blocks = tuple(layer.block for layer in self._layers)
 
     def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> HashKey:
@@ -245,7 +251,8 @@ class Pools:
 
     def _draw_members(self, pool: int, max_documents: int | None = None) -> tuple[_GenerationPools, NDArray[np.int64]]:
         """Return the layer and documents of a pool, before its blocks are mixed."""
-        layer, size = self._layers[self._find_layer(pool)], self._spec.pool_size
+        layer = self._layers[self._find_layer(pool)]
+        size = self._spec.pool_size
         pool_index = pool - layer.first_pool
         draw_count = min(size, max_documents or size)
         if layer.blocks is None:
@@ -286,7 +293,8 @@ class Pools:
     def left_out(self) -> ExcludedDocuments:
         """Count the documents and tokens that ``overlong`` excludes from every epoch."""
         documents = tokens = 0
-        seq_len, overlong = self._spec.seq_len, self._spec.overlong
+        seq_len = self._spec.seq_len
+        overlong = self._spec.overlong
         if overlong in ("drop", "truncate"):
             for _, lengths in self._iter_length_chunks():
                 overlong_lengths = lengths[lengths > seq_len].astype(np.int64)

@@ -55,7 +55,8 @@ def align_lengths(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
 
 def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
     """Return rows ``start`` to ``stop - 1``, as views of the same arrays."""
-    first, last = int(rows.pointers[start]), int(rows.pointers[stop])
+    first = int(rows.pointers[start])
+    last = int(rows.pointers[stop])
     return Rows(
         rows.pointers[start : stop + 1] - first,
         rows.sources[first:last],
@@ -138,7 +139,9 @@ def pack_rows(documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys
     packed = pack(aligned_lengths, spec.seq_len, spec.packing)
     sequence_order = shuffle_range(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
     order = _order_spans(packed, sequence_order, spec, keys[0])
-    item_indices, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
+    item_indices = packed.items[order]
+    starts = packed.starts[order]
+    sizes = packed.lengths[order]
     pointers = np.zeros(packed.count + 1, np.int64)
     np.cumsum(np.bincount(packed.sequences, minlength=packed.count)[sequence_order], out=pointers[1:])
     begins = np.cumsum(sizes) - sizes
@@ -165,11 +168,9 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
     pool are always served.
     """
     order = np.lexsort((remaining_rows.starts, remaining_rows.documents))
-    documents, starts, lengths = (
-        remaining_rows.documents[order],
-        remaining_rows.starts[order],
-        remaining_rows.lengths[order],
-    )
+    documents = remaining_rows.documents[order]
+    starts = remaining_rows.starts[order]
+    lengths = remaining_rows.lengths[order]
     continues_previous = (documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])
     first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), bool), ~continues_previous]))
     sizes = np.add.reduceat(lengths, first) if len(first) else lengths
@@ -178,7 +179,8 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
 
 
 def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, key: HashKey) -> Ints:
-    items, inverse_order = packed.items, np.empty(packed.count, np.int64)
+    items = packed.items
+    inverse_order = np.empty(packed.count, np.int64)
     inverse_order[sequence_order] = np.arange(packed.count)
     rows = inverse_order[packed.sequences]
     if not spec.shuffle:

@@ -52,7 +52,9 @@ def compute_best_fit_moves(
     waiting = [0] * (seq_len + 1)
     # One byte per capacity marks waiting sequences, so that the smallest that fits is found by a memchr.
     has_waiting = bytearray(seq_len + 1)
-    find_capacity, append_move, count = has_waiting.find, moves.append, 0
+    find_capacity = has_waiting.find
+    append_move = moves.append
+    count = 0
     for length, items in histogram:
         remaining_items = items
         while remaining_items:
@@ -70,7 +72,8 @@ def compute_best_fit_moves(
                 filled_bins = bins
                 has_waiting[capacity] = 0
             elif not filled_bins:
-                filled_bins, items_per_bin = 1, remaining_items
+                filled_bins = 1
+                items_per_bin = remaining_items
                 if bins == 1:
                     has_waiting[capacity] = 0
             waiting[capacity] = bins - filled_bins
@@ -101,7 +104,8 @@ def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.
     tails = heads.copy()
     queue_starts = []
     for capacity, full, _, room in moves:
-        head, tail = heads[capacity], tails[room]
+        head = heads[capacity]
+        tail = tails[room]
         # These are Python arrays because most slices have a few numbers, for which numpy is slower.
         queues[tail : tail + full] = queues[head : head + full]
         queue_starts.append(head)
@@ -133,7 +137,9 @@ def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np
 
     A tournament tree over the room of the sequences finds it. The tree is doubled when no sequence has room.
     """
-    size, room, sequences = 1, [seq_len, seq_len], []
+    size = 1
+    room = [seq_len, seq_len]
+    sequences = []
     for length in lengths.tolist():
         if room[1] < length:
             room = _double_tree(room, seq_len)
@@ -146,7 +152,8 @@ def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np
         sequences.append(node - size)
         room[node] -= length
         while node > 1:
-            own, other = room[node], room[node ^ 1]
+            own = room[node]
+            other = room[node ^ 1]
             most = own if own > other else other  # noqa: FURB136 - max() would take a third of the time
             node //= 2
             if room[node] == most:
@@ -183,12 +190,15 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
     # Equal lengths are taken in order, so the head of a length identifies its next item.
     heads = (np.cumsum(counts) - counts).tolist()
     waiting = np.bincount(lengths[:size], minlength=seq_len + 1)
-    has_waiting, waiting = bytearray((waiting > 0).tobytes()), waiting.tolist()
-    find_longest, entering = has_waiting.rfind, iter(lengths[size:].tolist())
+    has_waiting = bytearray((waiting > 0).tobytes())
+    waiting = waiting.tolist()
+    find_longest = has_waiting.rfind
+    entering = iter(lengths[size:].tolist())
     in_order = zip(length_ranks.tolist(), lengths.tolist(), strict=True)
     packed_ranks: list[int] = []
     ends: list[int] = []
-    append_rank, is_window_full = packed_ranks.append, len(lengths) >= size
+    append_rank = packed_ranks.append
+    is_window_full = len(lengths) >= size
     while len(packed_ranks) < len(lengths):
         if is_window_full:
             # Find the first item that is not packed yet.
@@ -224,7 +234,8 @@ def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     total = int(ends[-1]) if len(ends) else 0
     sequence_bounds = np.arange(seq_len, total, seq_len)
     bounds = np.sort(np.concatenate([np.zeros(1, np.int64), ends, sequence_bounds]))
-    begins, bounds = bounds[:-1], bounds[1:]
+    begins = bounds[:-1]
+    bounds = bounds[1:]
     begins, bounds = begins[begins < bounds], bounds[begins < bounds]
     items = np.searchsorted(ends, begins, side="right")
     return PackingResult(
@@ -320,7 +331,8 @@ def compute_min_sequences(lengths: NDArray[np.integer[Any]], seq_len: int) -> in
     remainders = lengths % seq_len
     counts = np.bincount(remainders[remainders > 0], minlength=seq_len + 1).astype(np.int64)
     # documents[w], tokens[w]: number and tokens of the documents of at most w tokens.
-    documents, tokens = np.cumsum(counts), np.cumsum(counts * np.arange(seq_len + 1))
+    documents = np.cumsum(counts)
+    tokens = np.cumsum(counts * np.arange(seq_len + 1))
     half = seq_len // 2
     smallest = np.arange(1, half + 1)
     above_half = documents[seq_len] - documents[half]

@@ -30,7 +30,8 @@ class UntabularError(BatchloomError):
 
     def __init__(self, path: tuple[str, ...], reason: str) -> None:
         super().__init__(reason)
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.reason)
@@ -106,7 +107,8 @@ class ColumnType:
                 row_type.add([row])
             except UntabularError:
                 return number
-            value_type, expected_type = row_type._lookup(path), self._lookup(path)
+            value_type = row_type._lookup(path)
+            expected_type = self._lookup(path)
             if value_type and expected_type and value_type.kinds and value_type.kinds[0] is not expected_type.kinds[0]:
                 return number
         return None
@@ -134,7 +136,8 @@ def format_column_path(path: Iterable[str]) -> str:
 
 def describe_type_changes(shape: ColumnType) -> list[str]:
     """Describe where nulls and floats in the table differ from the rows."""
-    mixed, absent = [], []
+    mixed = []
+    absent = []
     for path, column_type in shape.walk():
         if len(column_type.kinds) > 1:
             mixed.append(format_column_path(path))

@@ -72,14 +72,18 @@ class RowConversion:
     def __init__(
         self, listing: SourceListing, rules: ReadRules, choose: RowMapper | None, max_bad: int | str, listener: Listener
     ) -> None:
-        self._listing, self._rules, self._choose = listing, rules, choose
-        self._max_bad, self._listener = max_bad, listener
+        self._listing = listing
+        self._rules = rules
+        self._choose = choose
+        self._max_bad = max_bad
+        self._listener = listener
 
     def run(self, target: ConversionTarget) -> ConversionResult:
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._listener(Note(note, is_warning=True))
-        size, quarantine = 0, None
+        size = 0
+        quarantine = None
         if target.path is None or target.quarantine is None:
             self._write(JsonRowFile(sys.stdout.buffer), None)
         else:

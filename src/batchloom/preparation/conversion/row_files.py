@@ -133,4 +133,5 @@ class ParquetRowFile:
         if self._ready:
             table = pa.Table.from_batches(self._ready)
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        self._ready, self._size = [], 0
+        self._ready = []
+        self._size = 0

@@ -83,7 +83,8 @@ class _DuplicateMatcher:
 
     def __init__(self, first_new: int, write: WriteRecords) -> None:
         self.duplicate_count = 0
-        self._first_new, self._write = first_new, write
+        self._first_new = first_new
+        self._write = write
         self._first_keys: _KeyBatch | None = None
         self._batch: list[_KeyBatch] = []
         self._size = 0
@@ -99,7 +100,8 @@ class _DuplicateMatcher:
 
     def compare(self, *, last: bool = False) -> None:
         keys = _concat_batches([] if self._first_keys is None else [self._first_keys], self._batch)
-        self._batch, self._size = [], 0
+        self._batch = []
+        self._size = 0
         if keys is None:
             return
         order = argsort_keys(keys.high, keys.low)
@@ -122,10 +124,12 @@ class _DuplicateMatcher:
         self, keys: _KeyBatch, duplicate_indices: NDArray[np.int64], first_indices: NDArray[np.int64]
     ) -> None:
         is_new = keys.document_ids[duplicate_indices] >= np.uint64(self._first_new << 32)
-        duplicate_indices, first_indices = duplicate_indices[is_new], first_indices[is_new]
+        duplicate_indices = duplicate_indices[is_new]
+        first_indices = first_indices[is_new]
         # Duplicates belong to this batch, and batches come in input order, so the file is sorted.
         order = np.argsort(keys.document_ids[duplicate_indices], kind="stable")
-        duplicate_indices, first_indices = duplicate_indices[order], first_indices[order]
+        duplicate_indices = duplicate_indices[order]
+        first_indices = first_indices[order]
         rows = make_duplicate_rows(
             keys.document_ids[duplicate_indices],
             keys.part[duplicate_indices],
@@ -253,13 +257,16 @@ class DuplicateCounter:
         return self.documents - sum(_count_distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths)
 
     def _drain_buffer(self) -> NDArray[np.uint64]:
-        buffer, self._buffer, self._size = self._buffer, [], 0
+        buffer = self._buffer
+        self._buffer = []
+        self._size = 0
         return np.concatenate([np.zeros((0, 2), np.uint64), *buffer])
 
     def _spill_buffer(self) -> None:
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="batchloom-")
-        hashes, folder = self._drain_buffer(), Path(self._folder.name)
+        hashes = self._drain_buffer()
+        folder = Path(self._folder.name)
         bucket_numbers = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
         order = np.argsort(bucket_numbers, kind="stable")
         hashes = hashes[order]

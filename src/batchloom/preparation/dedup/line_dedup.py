@@ -82,7 +82,8 @@ def _iter_text_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         size += len(text)
         if size >= _CACHE_CHARACTERS:
             yield texts[first : index + 1]
-            first, size = index + 1, 0
+            first = index + 1
+            size = 0
     if first < len(texts):
         yield texts[first:]
 
@@ -139,7 +140,9 @@ class LineDeduplicator:
     """
 
     def __init__(self, files: Sequence[Path], unit: int, repeat_unit: RepeatUnit) -> None:
-        self._files, self._unit, self.repeat_unit = files, unit, repeat_unit
+        self._files = files
+        self._unit = unit
+        self.repeat_unit = repeat_unit
         self._next = self._loaded_stop = 0
         self._dropped = np.zeros(0, np.uint32)
 

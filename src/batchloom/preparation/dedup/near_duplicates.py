@@ -47,10 +47,12 @@ TARGET_RECALL = 0.9
 NO_KEY = np.uint64(0)
 
 # The first digits of the fractions of pi and e. They are odd, so multiplication by them is invertible.
-_SHINGLE_SEED, _BAND_SEED = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
+_SHINGLE_SEED = 0x243F6A8885A308D3
+_BAND_SEED = 0xB7E151628AED2A6B
 _U64_MASK = (1 << 64) - 1
 _EMPTY_BIN = np.uint64(_U64_MASK)
-_U32, _LOW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
+_U32 = np.uint64(32)
+_LOW_MASK = np.uint64(0xFFFFFFFF)
 # Tokens and bins per block: this fits into the L2 cache of a core.
 _BLOCK_TOKENS = 1 << 16
 # After this many rounds a document with empty bins is short or repetitive, so its shingles are deduplicated.
@@ -121,12 +123,15 @@ def compute_signatures(
 def _split_blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
     """Return document ranges of about _BLOCK_TOKENS tokens and bins."""
     most = max(1, _BLOCK_TOKENS // hashes)
-    blocks, first, begin = [], 0, 0
+    blocks = []
+    first = 0
+    begin = 0
     while first < len(stops):
         last = int(np.searchsorted(stops, begin + _BLOCK_TOKENS, "right"))
         last = min(max(last, first + 1), first + most)
         blocks.append((first, last))
-        first, begin = last, int(stops[last - 1])
+        first = last
+        begin = int(stops[last - 1])
     return blocks
 
 
@@ -148,7 +153,8 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
     first_bins = np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes)
     bin_offsets = np.repeat(first_bins, counts)
     sketches = np.full(len(lengths) * hashes, _EMPTY_BIN)
-    round_, deduplicated = 0, False
+    round_ = 0
+    deduplicated = False
     while len(values):
         if round_ >= _MAX_ROUNDS and not deduplicated:
             values, bin_offsets = _unique_shingles(values, bin_offsets)
@@ -183,7 +189,8 @@ def _unique_shingles(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the distinct shingles of each document; repeats fall into the same bins."""
     order = np.lexsort((values, bin_offsets))
-    values, bin_offsets = values[order], bin_offsets[order]
+    values = values[order]
+    bin_offsets = bin_offsets[order]
     new = np.ones(len(values), bool)
     new[1:] = (values[1:] != values[:-1]) | (bin_offsets[1:] != bin_offsets[:-1])
     return values[new], bin_offsets[new]
@@ -204,7 +211,8 @@ def _hash_shingles(
         shifts = np.cumsum(padded - lengths) - (padded - lengths)
         room[np.arange(len(padded_ids)) + np.repeat(shifts, lengths)] = padded_ids
         padded_ids = room
-    values, size = padded_ids, 1
+    values = padded_ids
+    size = 1
     # Each hash of twice as many ids is made of two; the bits of the size say when one id more is added.
     for bit in f"{shingle:b}"[1:]:
         values = _append_hashes(values, size, values, size)
@@ -212,7 +220,8 @@ def _hash_shingles(
         if bit == "1":
             values = _append_hashes(values, size, padded_ids, 1)
             size += 1
-    counts, stops = np.maximum(padded - shingle + 1, 0), np.cumsum(padded)
+    counts = np.maximum(padded - shingle + 1, 0)
+    stops = np.cumsum(padded)
     starts = stops - padded
     return _join_ranges(values, starts, starts + counts), counts
 
@@ -333,7 +342,8 @@ class _PairSpill:
     """Pairs of documents in files, partitioned by the hash of the first one."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
-        self._folder, self._partitions = folder, partitions
+        self._folder = folder
+        self._partitions = partitions
         # Most partitions are read twice in a row, so the last one that fits one chunk is cached.
         self._cached_chunk: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
         with wrap_os_errors("use", folder):
@@ -403,7 +413,8 @@ def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: 
         shutil.rmtree(scratch, ignore_errors=True)
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         parts, pairs = _spill_links(links, scratch, partitions)
-        changed, round_ = True, 0
+        changed = True
+        round_ = 0
         while changed:
             large = _PairSpill(scratch / f"large_{round_}", partitions)
             changed = _large_star(pairs, large, partitions)
@@ -443,12 +454,14 @@ def find_kept_documents(drops: Sequence[Path], documents: _DocumentIds) -> _Docu
 
 def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
     """Return the part of each linked document, and the links in both directions."""
-    parts, once = (_PairSpill(scratch / "parts", partitions), _PairSpill(scratch / "once", partitions))
+    parts = _PairSpill(scratch / "parts", partitions)
+    once = _PairSpill(scratch / "once", partitions)
     for path in links:
         rows = map_records(path, DUPLICATE)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
-            later, first = get_document_ids(chunk), get_document_ids(chunk, "first_")
+            later = get_document_ids(chunk)
+            first = get_document_ids(chunk, "first_")
             parts.add(*_unique_pairs(later, chunk["part"].astype("<u8")))
             parts.add(*_unique_pairs(first, chunk["first_part"].astype("<u8")))
             once.add(*_unique_pairs(later, first))
@@ -505,7 +518,8 @@ def _write_component_drops(
     for partition in range(partitions):
         later, first = _min_neighbours(stars, partition)
         dropped_indices = np.flatnonzero(first < later)
-        later, first = later[dropped_indices], first[dropped_indices]
+        later = later[dropped_indices]
+        first = first[dropped_indices]
         part = _lookup_minimum(_min_neighbours(parts, partition), later)
         first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
         rows = make_duplicate_rows(later, part, first, first_part)
@@ -522,11 +536,14 @@ def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _D
     for chunk in pairs.chunks(partition):
         nodes, neighbours = chunk
         if len(documents):
-            nodes, neighbours = (np.concatenate([documents, nodes]), np.concatenate([firsts, neighbours]))
+            nodes = np.concatenate([documents, nodes])
+            neighbours = np.concatenate([firsts, neighbours])
             order = np.argsort(nodes, kind="stable")
-            nodes, neighbours = nodes[order], neighbours[order]
+            nodes = nodes[order]
+            neighbours = neighbours[order]
         starts = np.flatnonzero(np.concatenate([[True], nodes[1:] != nodes[:-1]]))
-        documents, firsts = nodes[starts], np.minimum.reduceat(neighbours, starts)
+        documents = nodes[starts]
+        firsts = np.minimum.reduceat(neighbours, starts)
     return documents, firsts
 
 
@@ -541,7 +558,8 @@ def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _Docume
 
 def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
     order = np.lexsort((values, nodes))
-    nodes, values = nodes[order], values[order]
+    nodes = nodes[order]
+    values = values[order]
     new = np.ones(len(nodes), bool)
     new[1:] = (nodes[1:] != nodes[:-1]) | (values[1:] != values[:-1])
     return nodes[new], values[new]

@@ -87,7 +87,8 @@ class _RunSorter:
     """Writer of keys in sorted runs of RUN_KEYS."""
 
     def __init__(self, write: WriteRecords, kind: np.dtype[np.void]) -> None:
-        self._write, self._kind = write, kind
+        self._write = write
+        self._kind = kind
         self._buffer: list[NDArray[np.void]] = []
         self._size = 0
         self._last = 0
@@ -104,7 +105,9 @@ class _RunSorter:
         while self._size + len(records) >= RUN_KEYS:
             room = RUN_KEYS - self._size
             self._write_run(np.concatenate([*self._buffer, records[:room]]))
-            records, self._buffer, self._size = records[room:], [], 0
+            records = records[room:]
+            self._buffer = []
+            self._size = 0
         self._buffer.append(records)
         self._size += len(records)
 

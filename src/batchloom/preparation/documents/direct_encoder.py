@@ -48,8 +48,11 @@ class DirectEncoder:
             template: chat template, named as in a recipe.
             on_read: called with the bytes and records of each batch read.
         """
-        self._tokenizer, self._template = tokenizer, template
-        self._get_parser, self._on_bad_record, self._on_read = get_parser, on_bad_record, on_read
+        self._tokenizer = tokenizer
+        self._template = template
+        self._get_parser = get_parser
+        self._on_bad_record = on_bad_record
+        self._on_read = on_read
         # Tokenizer and template are verified when the first documents arrive.
         self._encoder: DocumentEncoder | None = None
 
@@ -68,7 +71,8 @@ class DirectEncoder:
         """
         number = 0
         for source in sources:
-            record_parser, consumed = self._get_parser(source), 0
+            record_parser = self._get_parser(source)
+            consumed = 0
             if record_parser.objective:
                 raise InputError(
                     f"{source.name} holds {OBJECTIVES[record_parser.objective].contents} ({record_parser.detected}), "
@@ -86,7 +90,8 @@ class DirectEncoder:
                     normalize_records(batch, record_parser.record_kind, normalized=True)
                     rank_slice = slice((rank - number) % world_size, None, world_size)
                     number += len(batch.values)
-                    documents, weights = batch.values[rank_slice], batch.weights[rank_slice]
+                    documents = batch.values[rank_slice]
+                    weights = batch.weights[rank_slice]
                     if not documents:
                         continue
                     positions = list(zip(batch.records[rank_slice], batch.offsets[rank_slice], strict=True))
@@ -123,10 +128,12 @@ class EncodedDocuments:
 
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
         lengths = np.concatenate([np.zeros(0, np.uint32), *(batch.lengths for batch in encoded)])
-        self.lengths, self.end_id = StoreLengths(lengths), end_id
+        self.lengths = StoreLengths(lengths)
+        self.end_id = end_id
         self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *(batch.ids for batch in encoded)])
         self._flags = LossFlags.join(batch.flags for batch in encoded)
-        self.masked, self.weighted = not self._flags.is_plain, self._flags.has_weights
+        self.masked = not self._flags.is_plain
+        self.weighted = self._flags.has_weights
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def locate(self, documents: DocumentNumbers) -> None:

@@ -34,7 +34,8 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
 def hash_and_measure(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the hash of each document as 16 bytes, and its size in bytes, int64 [D]."""
     content = str.encode if documents and isinstance(documents[0], str) else _document_bytes
-    sizes, digests = [], []
+    sizes = []
+    digests = []
     for document in documents:
         data = content(document)
         sizes.append(len(data))

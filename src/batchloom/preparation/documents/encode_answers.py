@@ -78,7 +78,9 @@ def encode_preference_pairs(
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
     altered = {change: sorted({number // 2 for number in numbers}) for change, numbers in encoded.altered.items()}
-    out, faults, dropped = EncodedBatchBuilder(altered=altered), dict[int, str](), dict[int, str]()
+    out = EncodedBatchBuilder(altered=altered)
+    faults = dict[int, str]()
+    dropped = dict[int, str]()
     for fault in sorted(encoded.faults):
         faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
     for fault in sorted(encoded.dropped):
@@ -95,7 +97,8 @@ def encode_preference_pairs(
         if encoder.joins_texts and chosen is not None and rejected is not None:
             # A token of both the prompt and one answer does not belong to the common prompt.
             start = min(chosen.start, rejected.start)
-            chosen, rejected = replace(chosen, start=start), replace(rejected, start=start)
+            chosen = replace(chosen, start=start)
+            rejected = replace(rejected, start=start)
         if chosen is None or rejected is None:
             faults[number] = _MASKED_PAIR if chat.reasoning == "mask" else _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
@@ -113,7 +116,9 @@ def encode_text_pairs(
     The prompt is the common prefix of both texts (a space before the answers belongs to them), and its tokens
     are the common prefix of their tokens, like TRL's ``extract_prompt`` and ``DPOTrainer``.
     """
-    out, faults, dropped = EncodedBatchBuilder(), dict[int, str](), dict[int, str]()
+    out = EncodedBatchBuilder()
+    faults = dict[int, str]()
+    dropped = dict[int, str]()
     texts = [
         text for pair in pairs for text in (_find_common_prompt(pair.chosen, pair.rejected), pair.chosen, pair.rejected)
     ]
@@ -292,7 +297,8 @@ def _find_pair_problem(chosen: _AnswerTokens, rejected: _AnswerTokens) -> str:
 
 def _find_common_prompt(chosen: str, rejected: str) -> str:
     """Return the common prefix of two texts, leaving each at least one character."""
-    low, high = 0, min(len(chosen), len(rejected)) - 1
+    low = 0
+    high = min(len(chosen), len(rejected)) - 1
     while low < high:
         middle = (low + high + 1) // 2
         if chosen[low:middle] == rejected[low:middle]:

@@ -90,7 +90,8 @@ class ChatEncoder(ControlEncoder):
             InputMissingError: the template file does not exist.
         """
         super().__init__(tokenizer, families)
-        control, chat = tokenizer.control, tokenizer.chat
+        control = tokenizer.control
+        chat = tokenizer.chat
         token_by_id = {number: token for token, number in control.items()}
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:

@@ -72,7 +72,8 @@ def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         size += len(text)
         if size >= _CACHE_CHARACTERS:
             yield start, stop
-            start, size = stop, 0
+            start = stop
+            size = 0
     if start < len(texts):
         yield start, len(texts)
 
@@ -101,7 +102,9 @@ def encode_segments(
 
     With ``train_on`` ``all``, every segment is trained. A text that is too long is dropped, never cut.
     """
-    out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
+    out = EncodedBatchBuilder()
+    texts = list[str]()
+    numbers = list[int]()
     flags: list[LossFlags] = []
     least = 1.0 if chat.train_on == "all" else 0.0
     for number, document in enumerate(documents):
@@ -115,11 +118,13 @@ def encode_segments(
         numbers.append(number)
         texts += document.texts
     ids, bounds = _get_exact_tokenizer(tokenizer).encode_batch(texts, control=True)
-    sizes, first = np.diff(bounds), 0
+    sizes = np.diff(bounds)
+    first = 0
     for number, segment_flags in zip(numbers, flags, strict=True):
         segments = slice(first, first + len(documents[number].texts))
         first = segments.stop
-        begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
+        begin = int(bounds[segments.start])
+        end = int(bounds[segments.stop])
         token_flags = segment_flags.repeat(sizes[segments])
         if excess := describe_excess(end - begin, number, chat):
             out.drop(number, f"overlong: {excess}")
@@ -166,7 +171,8 @@ def encode_interleaved(
     Texts without media are tokenized as plain text. The ids of others are those that the processor makes of
     the text and its media; a control token that a text spells stays text.
     """
-    out, tokenizer = EncodedBatchBuilder(), encoder.tokenizer
+    out = EncodedBatchBuilder()
+    tokenizer = encoder.tokenizer
     document_tokens = _encode_with_media(documents, encoder, out)
     plain_numbers = [number for number, document in enumerate(documents) if not document.media]
     ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
@@ -232,7 +238,8 @@ def _encode_with_media(
 
 def _mark_media(document: InterleavedText) -> ConversationText:
     """Return a document as text with one mark per medium."""
-    placeholders, offset = [], 0
+    placeholders = []
+    offset = 0
     for text, medium in zip(document.texts, document.media, strict=False):
         offset += len(text)
         placeholders.append(PlaceholderSpan(offset, offset + 1, medium.kind, typed=False))

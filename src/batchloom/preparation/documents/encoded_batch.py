@@ -23,7 +23,8 @@ class OverlongError(InputError):
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"conversation {number} {reason}")
-        self.number, self.reason = number, reason
+        self.number = number
+        self.reason = reason
 
     def __reduce__(self) -> tuple[type[Self], tuple[int, str]]:
         return type(self), (self.number, self.reason)

@@ -97,13 +97,15 @@ def apply_fim(texts: list[str], hashes: NDArray[np.uint64], cutter: FimCutter) -
     ``hashes`` are the document hashes of the store, uint64 [texts, 2]; they alone decide.
     """
     seeds = mix_in_place(hash_indices(hashes[:, 0].view(np.int64), cutter.key) ^ hashes[:, 1])
-    cut_mask, suffix_first = (_random_uniform(seeds, 1) < cutter.rate, _random_uniform(seeds, 2) < cutter.spm_rate)
+    cut_mask = _random_uniform(seeds, 1) < cutter.rate
+    suffix_first = _random_uniform(seeds, 2) < cutter.spm_rate
     sizes = np.array([len(text) for text in texts], np.uint64) + np.uint64(1)
     cut_offsets = np.sort([_random_below(seeds, 3, sizes), _random_below(seeds, 4, sizes)], axis=0)
     parts: list[str] = []
     before: list[int] = []
     bounds = np.zeros(len(texts) + 1, np.int64)
-    psm, spm = ((cutter.prefix, cutter.suffix, cutter.middle), (cutter.prefix, cutter.suffix, cutter.middle, _NO_TOKEN))
+    psm = (cutter.prefix, cutter.suffix, cutter.middle)
+    spm = (cutter.prefix, cutter.suffix, cutter.middle, _NO_TOKEN)
     rows = zip(texts, cut_mask.tolist(), suffix_first.tolist(), *cut_offsets.tolist(), strict=True)
     for number, (text, is_cut, first, start, stop) in enumerate(rows, 1):
         if not is_cut:

@@ -34,14 +34,16 @@ def mark_tokens(
     token ends after it.
     """
     shift = tokens.base[texts]
-    begin, end = starts + shift, stops + shift
+    begin = starts + shift
+    end = stops + shift
     first = np.searchsorted(tokens.stops, begin, side="right")
     last = np.searchsorted(tokens.starts, end, side="left")
     edges = np.zeros(tokens.stops.size + 1, np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last, -1)
     mask = np.cumsum(edges[:-1]) > 0
-    early, late = first < last, first < last
+    early = first < last
+    late = first < last
     early[early] = tokens.starts[first[early]] < begin[early]
     late[late] = tokens.stops[last[late] - 1] > end[late]
     return mask, early, late
@@ -50,7 +52,9 @@ def mark_tokens(
 def to_byte_offsets(text: str, character_offsets: Sequence[int]) -> list[int]:
     if text.isascii():
         return list(character_offsets)
-    byte_offsets, previous_offset, byte_count = {0: 0}, 0, 0
+    byte_offsets = {0: 0}
+    previous_offset = 0
+    byte_count = 0
     for character_offset in sorted(set(character_offsets)):
         byte_count += len(text[previous_offset:character_offset].encode())
         byte_offsets[character_offset] = byte_count
@@ -86,7 +90,8 @@ class ControlEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
-        self.tokenizer, self.families = tokenizer, families
+        self.tokenizer = tokenizer
+        self.families = families
         for kind, family in families.items():
             for token in (family.placeholder, family.token):
                 if token not in tokenizer.control:
@@ -270,7 +275,8 @@ def _encode_segments(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> 
     segments: list[str] = []
     control_ids: list[list[int]] = []
     for text in texts:
-        ids, segment_start = [], 0
+        ids = []
+        segment_start = 0
         for offset in text.control:
             match = encoder.control.match(text.text, offset)
             if match is None or offset < segment_start:

@@ -54,7 +54,9 @@ def select_media(media: Sequence[PlacedMedium], start: int, stop: int) -> list[P
 
 def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
     """Replace the media placeholders of a text with the processor's expansions."""
-    expansions, placeholder_texts, prefix_lengths = [], [], []
+    expansions = []
+    placeholder_texts = []
+    prefix_lengths = []
     for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
         family = encoder.families[medium.kind]
         expansion = _expand_medium(medium, family, number)
@@ -113,7 +115,8 @@ def expand_media_tokens(
         PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
         for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
     ]
-    ids, starts = np.repeat(masked_tokens.ids, repeats), np.repeat(masked_tokens.starts, repeats)
+    ids = np.repeat(masked_tokens.ids, repeats)
+    starts = np.repeat(masked_tokens.starts, repeats)
     flags = LossFlags.from_codes(codes, rounded=masked_tokens.flags.rounded).repeat(repeats)
     return masked_tokens._replace(ids=ids, flags=flags, starts=starts), placed
 

@@ -74,7 +74,8 @@ TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels", 
 PLAIN_TEXT_NOTE = "text -> plain text"
 WHOLE_TEXTS = "max_tokens is for conversations; texts stay whole, as those of"
 _SAMPLE_RECORDS = 100
-_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
+_SAMPLE_BYTES = 8 << 20
+_MAX_SAMPLE_BYTES = 64 << 20
 _TEXT_KINDS = ("text", "code")
 # Rules for training of documents that have no turns.
 _NO_CHAT = ChatRecipe()
@@ -148,7 +149,8 @@ class RecordParsers:
 
     def __init__(self, recipe: Recipe, limits: ReadLimits) -> None:
         self.rules = recipe.reading.rules(limits)
-        self._text, self._rows = RecordParser(self.rules), replace(self.rules, text_field=None)
+        self._text = RecordParser(self.rules)
+        self._rows = replace(self.rules, text_field=None)
         self._recipe = recipe
         # By hash, as the paths of a million files take 90 MB.
         self._parsers_by_path: dict[int, RecordParser] = {}
@@ -201,7 +203,8 @@ class RecordParsers:
             schema = detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            settings, message = self._recipe.source(source.input), f"{source.name}: {error}"
+            settings = self._recipe.source(source.input)
+            message = f"{source.name}: {error}"
             if settings.location:
                 # In a file of data sets, its own keys replace the command-line options.
                 message = f"{settings.location}: {message} (use mapping: in that file)"
@@ -350,7 +353,8 @@ def make_record_parser(
         rules = replace(rules, text_field=text_column, late_field="weight" if has_weights else None)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
-    joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")
+    joins_texts = chat.template == NO_TEMPLATE
+    is_csv = source.kind in ("csv", "tsv")
     is_table = source.kind in ("parquet", "arrow", "hf_dataset")
     if schema.kind in ("preference", "prompt"):
         record_parser = _make_objective_parser(

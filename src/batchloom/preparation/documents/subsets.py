@@ -194,7 +194,8 @@ class MoveCandidates:
     """
 
     def __init__(self, *, heaviest: bool, most: int = _MAX_CANDIDATES) -> None:
-        self._heaviest, self._most = heaviest, most
+        self._heaviest = heaviest
+        self._most = most
         self._hashes = [np.zeros((0, 2), np.uint64)]
         self._tokens = [np.zeros(0, np.int64)]
         self._pending = 0
@@ -210,26 +211,33 @@ class MoveCandidates:
     def groups(self) -> list[DocumentGroup]:
         """Return the collected hashes by ascending position."""
         self._merge()
-        hashes, tokens = self._hashes[0], self._tokens[0]
+        hashes = self._hashes[0]
+        tokens = self._tokens[0]
         positions = hash_to_unit_interval(hashes[:, 1])
         rows = zip(positions.tolist(), hashes.tolist(), tokens.tolist(), strict=True)
         document_groups = [DocumentGroup(position, (high << 64) | low, count) for position, (low, high), count in rows]
         return sorted(document_groups)
 
     def _merge(self) -> None:
-        hashes, tokens = np.concatenate(self._hashes), np.concatenate(self._tokens)
+        hashes = np.concatenate(self._hashes)
+        tokens = np.concatenate(self._tokens)
         order = np.lexsort((hashes[:, 0], hashes[:, 1]))
-        hashes, tokens = hashes[order], tokens[order]
+        hashes = hashes[order]
+        tokens = tokens[order]
         fresh = np.ones(len(hashes), bool)
         fresh[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
         starts = np.flatnonzero(fresh)
         if len(starts):
-            hashes, tokens = hashes[starts], np.add.reduceat(tokens, starts)
+            hashes = hashes[starts]
+            tokens = np.add.reduceat(tokens, starts)
         if len(hashes) > self._most:
             key = -tokens if self._heaviest else hash_to_unit_interval(hashes[:, 1])
             some = np.sort(np.argsort(key, kind="stable")[: self._most])
-            hashes, tokens = hashes[some], tokens[some]
-        self._hashes, self._tokens, self._pending = [hashes], [tokens], 0
+            hashes = hashes[some]
+            tokens = tokens[some]
+        self._hashes = [hashes]
+        self._tokens = [tokens]
+        self._pending = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +260,8 @@ def choose_moves(
     always end within that range. One or two larger ones are used only if the small ones do not suffice.
     Groups are those that may move, by position; ``tokens`` includes documents that may not.
     """
-    subset_groups, train_groups = list(subset_groups), list(train_groups)
+    subset_groups = list(subset_groups)
+    train_groups = list(train_groups)
     small = [group for group in subset_groups if group.tokens <= _LARGE_FRACTION * target]
     small_train_groups = [group for group in train_groups if group.tokens <= _LARGE_FRACTION * target]
     large = [group for group in (*subset_groups, *train_groups) if group.tokens > _LARGE_FRACTION * target]
@@ -311,7 +320,8 @@ def balance_subsets(
         tokens: tokens of each subset by hash alone, including earlier generations.
         groups: documents of each subset that may move, by position.
     """
-    total, counts = sum(tokens.values()), dict(tokens)
+    total = sum(tokens.values())
+    counts = dict(tokens)
     members = {name: list(groups[name]) for name in ("train", *shares)}
 
     def move(documents: Iterable[DocumentGroup], source: str, destination: str) -> None:

@@ -165,7 +165,9 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: the template does not exist or cannot be used.
     """
-    token_encoder, media, chat = verify_control_tokens(tokenizer), recipe.reading.media, recipe.chat
+    token_encoder = verify_control_tokens(tokenizer)
+    media = recipe.reading.media
+    chat = recipe.chat
     processor_template = None if media is None else read_processor_template(media)
     return ChatEncoder(
         token_encoder,
@@ -220,8 +222,10 @@ def _check_no_token_rows(sources: Sequence[Source], record_parsers: RecordParser
             )
 
 
-TRAIN_BYTES, TRAIN_PROBE_BYTES = 32 << 20, 1 << 20
-VERIFY_BYTES, VERIFY_PROBE_BYTES = 256 << 10, 32 << 10
+TRAIN_BYTES = 32 << 20
+TRAIN_PROBE_BYTES = 1 << 20
+VERIFY_BYTES = 256 << 10
+VERIFY_PROBE_BYTES = 32 << 10
 
 _DISTINCT_BYTES = 3 << 20
 _PIECE_CHARACTERS = 1 << 16

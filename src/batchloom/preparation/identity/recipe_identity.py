@@ -77,7 +77,8 @@ def compute_recipe_fingerprint(recipe: Recipe) -> str:
 
 def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """List the differing settings that change bytes, each as ``name: old -> new``."""
-    then, now = flatten_settings(old), flatten_settings(new)
+    then = flatten_settings(old)
+    now = flatten_settings(new)
     return [
         f"{name}: {_describe_setting_change(name, then.get(name), now.get(name))}"
         for name in {**now, **then}

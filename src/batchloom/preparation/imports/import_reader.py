@@ -32,7 +32,9 @@ class ImportReader:
     """Reader of the documents of all files, which reports progress."""
 
     def __init__(self, files: Sequence[ImportedFile], check: VocabularyCheck, phase: Phase, listener: Listener) -> None:
-        self._check, self._phase, self._listener = check, phase, listener
+        self._check = check
+        self._phase = phase
+        self._listener = listener
         self._bytes_total = sum(imported_file.file.tokens.nbytes for imported_file in files)
         self._bytes = self._documents = self._tokens = 0
 

@@ -51,8 +51,11 @@ class ImportRun:
         tokenizer: Tokenizer | None,
         listener: Listener,
     ) -> None:
-        self._spec, self._token_inputs, self._first_val = spec, token_inputs, first_val
-        self._tokenizer, self._listener = tokenizer, listener
+        self._spec = spec
+        self._token_inputs = token_inputs
+        self._first_val = first_val
+        self._tokenizer = tokenizer
+        self._listener = listener
         self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
         self._check = VocabularyCheck(self._vocab_size, whose)
@@ -60,7 +63,8 @@ class ImportRun:
 
     def make(self, work: WorkFolder) -> Manifest:
         """Write the store into the work folder."""
-        spec, declared_tokenizer = self._spec, self._tokenizer
+        spec = self._spec
+        declared_tokenizer = self._tokenizer
         end_id = declared_tokenizer.end_id if declared_tokenizer else None
         cutting = DocumentBoundaries(spec.dtype, spec.eod, spec.document_tokens, end_id)
         files = []
@@ -144,8 +148,10 @@ class ImportRun:
         )
 
     def _source(self, imported_file: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
-        token_input, edges = imported_file.file.token_input, imported_file.edges
-        has_end, has_bos = edges.lasts == {tokenizer.end_id}, edges.firsts == {tokenizer.bos_id}
+        token_input = imported_file.file.token_input
+        edges = imported_file.edges
+        has_end = edges.lasts == {tokenizer.end_id}
+        has_bos = edges.firsts == {tokenizer.bos_id}
         if self._tokenizer and not has_end:
             self._note(
                 f"Not every document of {token_input.name} ends with {tokenizer.name!r}'s end token "

@@ -57,7 +57,8 @@ def _choose_linked_dtype(file: TokenFile) -> str:
 def _link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: str, reader: ImportReader) -> ShardEntry:
     """Check a file of ids, write its sidecar files and link it as a shard."""
     file = imported_file.file
-    dtype, count = TOKEN_DTYPES[_choose_linked_dtype(file)], len(file.lengths)
+    dtype = TOKEN_DTYPES[_choose_linked_dtype(file)]
+    count = len(file.lengths)
     checksums = BlockChecksums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
@@ -198,7 +199,8 @@ def _read_flags(file: TokenFile, batch: TokenBatch) -> LossFlags:
     flag_file = file.flags
     if flag_file is None:
         return LossFlags.all_trained(batch.tokens.size)
-    begins, stops = batch.starts.tolist(), (batch.starts + batch.lengths).tolist()
+    begins = batch.starts.tolist()
+    stops = (batch.starts + batch.lengths).tolist()
     if file.starts is None:
         return LossFlags.from_codes(flag_file.slice(begins[0], stops[-1]))
     ranges = zip(begins, stops, strict=True)

@@ -96,10 +96,12 @@ def _find_input(path: Path, label: str) -> TokenInput:
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if stem.with_name(stem.name + ".idx").is_file():
         refuse_standalone_shard(stem)
-        tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"
+        tokens = stem.with_name(stem.name + ".bin")
+        kind = "megatron"
         label = label[: len(label) - len(path.name) + len(stem.name)]
     else:
-        tokens, kind = path, "flat"
+        tokens = path
+        kind = "flat"
     try:
         status = tokens.stat()
     except OSError as error:
@@ -138,17 +140,20 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
     """
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
-    path, note = token_input.path, ""
+    path = token_input.path
+    note = ""
     llmc_header = _read_llmc_header(path) if token_input.kind == "flat" else None
     if token_input.kind == "npy":
         tokens, header = _map_array(path)
         _check_dtype(path, cutting.dtype, tokens.dtype)
     elif llmc_header is not None:
-        tokens, header = _map_llmc(path, llmc_header, cutting.dtype), _LLMC_HEADER_BYTES
+        tokens = _map_llmc(path, llmc_header, cutting.dtype)
+        header = _LLMC_HEADER_BYTES
         note = f"{path.name} has the header of llm.c: its documents begin with the end token."
     else:
         cutting = _apply_sidecar(path, cutting)
-        tokens, header = _map_flat(path, cutting.dtype), 0
+        tokens = _map_flat(path, cutting.dtype)
+        header = 0
     rows = tokens.shape[1] if tokens.ndim == 2 else None
     tokens = tokens.reshape(-1)
     if (bounds := _read_bounds(path, tokens, cutting)) is not None:
@@ -246,7 +251,8 @@ def _map_llmc(path: Path, header: tuple[int, int], declared_dtype: str | None) -
         raise InputError(f"{path} has version {version} of llm.c's header; known are 1 (uint16) and 7 (uint32).")
     dtype = np.dtype(_LLMC_DTYPES[version])
     _check_dtype(path, declared_dtype, dtype)
-    view, size = map_file(path), _LLMC_HEADER_BYTES + count * dtype.itemsize
+    view = map_file(path)
+    size = _LLMC_HEADER_BYTES + count * dtype.itemsize
     if len(view) != size:
         raise InputError(f"{path} has {len(view):,} bytes instead of {size:,}: it is damaged.")
     return np.frombuffer(view, dtype.newbyteorder("<"), offset=_LLMC_HEADER_BYTES)
@@ -266,7 +272,8 @@ def _read_bounds(
     Raises:
         InputError: the index does not fit the token file, or the options.
     """
-    datatrove, dolma = path.with_name(f"{path.name}.index"), path.with_suffix(".csv.gz")
+    datatrove = path.with_name(f"{path.name}.index")
+    dolma = path.with_suffix(".csv.gz")
     index = next((one for one in (datatrove, dolma) if one.is_file()), None)
     if index is None:
         return None
@@ -336,7 +343,8 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
         )
     if min(shape) < 1:
         raise InputMissingError(f"{path} is empty: its shape is {shape}.")
-    view, size = map_file(path), header + math.prod(shape) * dtype.itemsize
+    view = map_file(path)
+    size = header + math.prod(shape) * dtype.itemsize
     if len(view) != size:
         raise InputError(f"{path} has {len(view):,} bytes instead of {size:,}: it is damaged.")
     return np.frombuffer(view, dtype, offset=header).reshape(shape), header
@@ -369,7 +377,8 @@ def _iter_document_lengths(
     eod = cutting.end_id if cutting.eod is None else cutting.eod
     if eod is None:
         raise InputError(f"{path} does not define where documents end: {_HINT}.")
-    last, has_any = -1, False
+    last = -1
+    has_any = False
     for start in range(0, tokens.size, _CHUNK_SIZE):
         ends = start + np.flatnonzero(tokens[start : start + _CHUNK_SIZE] == eod) - at_start
         has_any |= bool(ends.size)
@@ -402,10 +411,12 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
 
 def _map_loss_sidecars(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
     """Read the ``.mask`` and ``.weights`` that ``batchloom export`` writes."""
-    mask, weights_path = _read_mask_sidecar(path, tokens), path.with_suffix(".weights")
+    mask = _read_mask_sidecar(path, tokens)
+    weights_path = path.with_suffix(".weights")
     if not weights_path.is_file():
         return mask, None
-    weights, trained = map_weights(weights_path, tokens), mask.trained if mask else tokens
+    weights = map_weights(weights_path, tokens)
+    trained = mask.trained if mask else tokens
     if not weights.count() == weights.trained == trained:
         raise StoreError(
             f"{weights_path} declares {weights.trained:,} trained tokens and weights {weights.count():,}, but "
@@ -481,7 +492,8 @@ def iter_token_batches(file: TokenFile) -> Iterator[TokenBatch]:
             starts = file.starts[first : first + count]
             tokens = concatenate_ranges(file.tokens, starts, starts + lengths)
         yield TokenBatch(first, lengths, starts, tokens)
-        token_offset, first = token_offset + total, first + len(lengths)
+        token_offset = token_offset + total
+        first += len(lengths)
 
 
 def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
@@ -502,7 +514,8 @@ def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
 @final
 class VocabularyCheck:
     def __init__(self, vocab_size: int, whose: str) -> None:
-        self._vocab_size, self._whose = vocab_size, whose
+        self._vocab_size = vocab_size
+        self._whose = whose
 
     def check_dtype(self, file: TokenFile) -> None:
         """Raise InputError if the dtype cannot hold the vocabulary, so ids were truncated."""

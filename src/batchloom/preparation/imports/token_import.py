@@ -61,11 +61,13 @@ def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult
     first_val = len(find_token_inputs(spec.inputs))
     _check_no_repeats(token_inputs)
     tokenizer = _resolve_import_tokenizer(spec)
-    plain, run = import_spec_to_plain(spec), ImportRun(spec, token_inputs, first_val, tokenizer, listener)
+    plain = import_spec_to_plain(spec)
+    run = ImportRun(spec, token_inputs, first_val, tokenizer, listener)
     sources = [(token_input.name, token_input.size, token_input.mtime_ns) for token_input in token_inputs]
 
     def list_differences(manifest: Manifest) -> list[str]:
-        differences, report = list_plain_differences(manifest, plain), read_report(out)
+        differences = list_plain_differences(manifest, plain)
+        report = read_report(out)
         if report is None or report.sources != make_reported_sources(token_inputs):
             differences.append("inputs: other files, or files that were written again")
         if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:

@@ -116,7 +116,8 @@ def leave_out_unfit(
         if not errors:
             continue
         sizes = [source.size for source in listing.sources if source.input == number]
-        unfit_bytes, first = sum(source.size for source, _ in errors), errors[0][1]
+        unfit_bytes = sum(source.size for source, _ in errors)
+        first = errors[0][1]
         is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
         if is_too_much and not recipe.reading.allow_skipped:
             others = len(unfit) < len(listing.sources)

@@ -61,7 +61,9 @@ def _refuse_common_rows(sources: Sequence[Source]) -> None:
 def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:
     """Return the sources of an input with their chosen records, and a note."""
     count = min(filter(None, (settings.max_samples, settings.num_samples)))
-    is_random, chosen, before = settings.num_samples is not None, list[RecordSample](), 0
+    is_random = settings.num_samples is not None
+    chosen = list[RecordSample]()
+    before = 0
     record_counts: list[int] = []
     for source in sources:
         if is_random or len(sources) > 1:

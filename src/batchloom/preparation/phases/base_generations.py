@@ -98,7 +98,8 @@ def _find_base_signatures(out: Path, base: Manifest, banding: Banding) -> tuple[
     """Return the signatures of each stored shard, None where the banding differs."""
     signatures: list[StoredSignatures | None] = []
     for name, subset in base.subsets.items():
-        removed, first = map_removed(out / name, subset), 0
+        removed = map_removed(out / name, subset)
+        first = 0
         for shard in subset.shards:
             begin, end = removed.searchsorted([first, first + shard.documents])
             removed_positions = tuple((removed[begin:end] - first).tolist())

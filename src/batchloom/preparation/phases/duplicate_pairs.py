@@ -134,8 +134,11 @@ class DuplicatePairReader:
     def __init__(
         self, units: Sequence[TokenizedUnit], base_file_count: int, inputs: Sequence[str], context: EncodeContext
     ) -> None:
-        self._units, self._base_file_count, self._context = units, base_file_count, context
-        source_names, source_inputs = list[str](), list[str]()
+        self._units = units
+        self._base_file_count = base_file_count
+        self._context = context
+        source_names = list[str]()
+        source_inputs = list[str]()
         for source in (part.source for tokenized_unit in units for part in tokenized_unit.unit.parts):
             source_names.append(source.name)
             source_inputs.append(inputs[source.input])
@@ -166,14 +169,18 @@ class DuplicatePairReader:
 
     def _read_example(self, row: np.void) -> DuplicateExample | None:
         """Read one example; None if the temporary files of either unit are missing."""
-        unit, number = self._units[int(row["unit"]) - self._base_file_count], int(row["number"])
-        first, kept_record, kept_file = int(row["first_unit"]) - self._base_file_count, -1, ""
+        unit = self._units[int(row["unit"]) - self._base_file_count]
+        number = int(row["number"])
+        first = int(row["first_unit"]) - self._base_file_count
+        kept_record = -1
+        kept_file = ""
         rows = _map_unit_rows(unit)
         if rows is None:
             return None
         words = self._read_first_words(unit, rows, number)
         if first >= 0:
-            first_unit, first_number = self._units[first], int(row["first_number"])
+            first_unit = self._units[first]
+            first_number = int(row["first_number"])
             first_rows = _map_unit_rows(first_unit)
             if first_rows is None:
                 return None
@@ -186,14 +193,16 @@ class DuplicatePairReader:
     def _read_first_words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
         if rows["seen"][number]:
             return ""
-        code, start = self._context.membership.codes(rows[number : number + 1])[0], 0
+        code = self._context.membership.codes(rows[number : number + 1])[0]
+        start = 0
         for begin in range(0, number, _CHUNK_ROWS):
             preceding_rows = rows[begin : min(begin + _CHUNK_ROWS, number)]
             subset_mask = self._context.membership.codes(preceding_rows) == code
             start += int(stored_lengths(preceding_rows[subset_mask]).sum())
             release_pages(rows)
         count = min(int(rows["length"][number]), _SNIPPET_TOKENS)
-        path, encoder = unit.folder / tokens_file_name(SUBSETS[code]), self._context.encoder
+        path = unit.folder / tokens_file_name(SUBSETS[code])
+        encoder = self._context.encoder
         with translate_read_errors(path):
             ids = np.fromfile(path, encoder.dtype, count, offset=start * encoder.dtype.itemsize)
         return encoder.tokenizer.decode(ids)

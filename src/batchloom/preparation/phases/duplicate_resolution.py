@@ -49,7 +49,8 @@ def resolve_duplicates(
     dedup_counts: dict[int, UnitDedupCounts] = {}
     tasks: dict[int, Callable[[str], UnitDedupCounts]] = {}
     for unit in units:
-        number, folder = unit.unit.number, work.resolution_folder(unit.unit.number)
+        number = unit.unit.number
+        folder = work.resolution_folder(unit.unit.number)
         if (counts := read_dedup_counts(folder)) is not None:
             dedup_counts[number] = counts
             continue
@@ -83,7 +84,8 @@ def resolve_unit_duplicates(
     make_folder(folder)
     counter = _RemainingCounter(unit_folder, parts, settings)
     read_drops = open_search_drops(duplicate_files, number)
-    path, row_start = folder / DROPPED_NAME, 0
+    path = folder / DROPPED_NAME
+    row_start = 0
     with wrap_write_errors(path), path.open("wb") as file:
         for rows, reason_codes, drops in iter_rows_with_drops(unit_folder, read_drops):
             counter.add(rows, reason_codes)
@@ -102,17 +104,22 @@ def resolve_unit_duplicates(
 @final
 class _RemainingCounter:
     def __init__(self, folder: Path, parts: int, settings: ShardSettings) -> None:
-        self._folder, self._settings = folder, settings
+        self._folder = folder
+        self._settings = settings
         self._parts = [[0, 0] for _ in range(parts)]
         self._dropped: list[Counter[str]] = [Counter() for _ in range(parts)]
         self._cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}
-        self._smallest, self._moved, self._seen_count = SmallestHashes(), False, 0
+        self._smallest = SmallestHashes()
+        self._moved = False
+        self._seen_count = 0
         self._subsets = np.zeros(len(SUBSETS), np.int64)
-        self._long, self._longest = 0, (0, 0, 0, 0)
+        self._long = 0
+        self._longest = (0, 0, 0, 0)
 
     def add(self, rows: NDArray[np.void], reason_codes: NDArray[np.uint8] | None) -> None:
         """Count the next documents; codes as :func:`iter_rows_with_reasons` yields them."""
-        settings, parts = self._settings, len(self._parts)
+        settings = self._settings
+        parts = len(self._parts)
         remaining_rows = rows if reason_codes is None else rows[reason_codes == 0]
         self._seen_count += int(np.count_nonzero(rows["seen"]))
         if remaining_rows["seen"].any():

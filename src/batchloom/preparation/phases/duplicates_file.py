@@ -30,7 +30,8 @@ from batchloom.store.write import make_folder
 
 # Documents whose signatures are compared at once.
 _COMPARED_DOCUMENTS = 1 << 15
-_U32, _LOW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
+_U32 = np.uint64(32)
+_LOW_MASK = np.uint64(0xFFFFFFFF)
 
 
 def write_duplicates_file(
@@ -70,7 +71,8 @@ def _iter_rows(documents: "_DocumentTable", duplicate_files: DuplicateFiles) -> 
         rows["shared"][similar] = documents.count_shared_bands(equal[similar], kept[similar])
         yield rows
     for duplicates in iter_duplicate_rows(duplicate_files.near):
-        dropped, kept = get_document_ids(duplicates), get_document_ids(duplicates, "first_")
+        dropped = get_document_ids(duplicates)
+        kept = get_document_ids(duplicates, "first_")
         rows = _make_rows(documents, dropped, kept)
         rows["shared"] = documents.count_shared_bands(dropped, kept)
         yield rows
@@ -91,10 +93,14 @@ class _DocumentTable:
     """
 
     def __init__(self, out: Path, units: Sequence[TokenizedUnit], base: BaseGenerations, bands: int) -> None:
-        self._units, self._base, self._bands = units, base, bands
-        self._shards, self._removed = list[tuple[Path, int]](), list[NDArray[np.int64]]()
+        self._units = units
+        self._base = base
+        self._bands = bands
+        self._shards = list[tuple[Path, int]]()
+        self._removed = list[NDArray[np.int64]]()
         for name, subset in base.base.subsets.items() if base.base else ():
-            removed, first = map_removed(out / name, subset), 0
+            removed = map_removed(out / name, subset)
+            first = 0
             for shard in subset.shards:
                 begin, end = removed.searchsorted([first, first + shard.documents])
                 self._shards.append((out / name / f"{shard.name}.docs", shard.documents))
@@ -114,17 +120,22 @@ class _DocumentTable:
 
     def locate(self, documents: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return the number of each document's record, as in ``.pairs``, and its offset."""
-        records, offsets = np.empty(len(documents), np.uint64), np.empty(len(documents), np.uint64)
+        records = np.empty(len(documents), np.uint64)
+        offsets = np.empty(len(documents), np.uint64)
         for unit, indices in _group_by_unit(documents):
             numbers = (documents[indices] & _LOW_MASK).astype(np.int64)
             if unit < len(self._shards):
                 provenance = map_provenance(self._shards[unit][0]).take(numbers)
-                parts, unit_records, unit_offsets = provenance.parts, provenance.records, provenance.offsets
+                parts = provenance.parts
+                unit_records = provenance.records
+                unit_offsets = provenance.offsets
             else:
                 tokenized_unit = self._units[unit - len(self._shards)]
                 # For records, np.take is several times as fast as indexing.
                 rows = np.take(map_records(tokenized_unit.folder / ROWS_NAME, ROW), numbers)
-                parts, unit_records, unit_offsets = rows["part"], rows["record"], rows["offset"]
+                parts = rows["part"]
+                unit_records = rows["record"]
+                unit_offsets = rows["offset"]
                 parts = parts + np.uint32(tokenized_unit.unit.first_part)
             records[indices], offsets[indices] = compute_pair_numbers(parts, unit_records), unit_offsets
         return records, offsets

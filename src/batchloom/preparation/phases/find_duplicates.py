@@ -44,7 +44,8 @@ def find_duplicates(
     """Find exact and near duplicates; documents of the store are always kept."""
     if dedup.mode == "none" or not units:
         return DuplicateFiles()
-    first_new, folder = len(base.files), work.duplicates
+    first_new = len(base.files)
+    folder = work.duplicates
     files = (*base.files, *(unit.folder / KEYS_NAME for unit in units))
     exact = search_all_ranges(executor, files, folder / "exact", work.attempt, first_new=first_new)
     if dedup.mode != "near" or not any(unit.facts.documents for unit in units):

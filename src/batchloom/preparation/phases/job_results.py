@@ -78,7 +78,8 @@ def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manif
         dropped.update(part.dropped)
         dropped.update(dedup_counts.dropped)
         dropped["empty"] += part.empty
-    tokenizer, processor = results.tokenizer, None
+    tokenizer = results.tokenizer
+    processor = None
     if (data := read_processor_state(results.recipe)) is not None:
         state = msgspec.json.decode(data)
         processor = ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
@@ -109,7 +110,8 @@ def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
     added = "absent" if results.tokenizer.bos_id is None else "added"
     entries = []
     for source, parts in _group_parts(results):
-        record_parser, settings = results.record_parsers.get_parser(source), results.recipe.source(source.input)
+        record_parser = results.record_parsers.get_parser(source)
+        settings = results.recipe.source(source.input)
         entries.append(
             SourceEntry(
                 name=source.name,

@@ -91,16 +91,20 @@ def iter_rows_with_drops(
     folder: Path, read_drops: DropRangeReader | None
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
     """Yield the same with the drops of each chunk, at most one per document."""
-    row_start, before, group = 0, (-1, -1), -1
+    row_start = 0
+    before = (-1, -1)
+    group = -1
     for rows in iter_unit_rows(folder):
-        reason_codes, drops = None, np.zeros(0, DROPPED_ROW)
+        reason_codes = None
+        drops = np.zeros(0, DROPPED_ROW)
         if read_drops is not None:
             is_first = mark_first_of_records(rows, before)
             firsts = np.where(is_first, np.arange(row_start, row_start + len(rows)), -1)
             firsts[0] = max(int(firsts[0]), group)
             firsts = np.maximum.accumulate(firsts)
             drops = read_drops(int(firsts[0]), row_start + len(rows))
-            before, group = (int(rows["part"][-1]), int(rows["record"][-1])), int(firsts[-1])
+            before = (int(rows["part"][-1]), int(rows["record"][-1]))
+            group = int(firsts[-1])
         if len(drops):
             drop_indices = np.searchsorted(drops["number"], firsts)
             drop_indices = np.minimum(drop_indices, len(drops) - 1)

@@ -38,12 +38,19 @@ class SamplePhase:
         log: PrepareLog,
         server: ForkServer | None,
     ) -> None:
-        self._work, self._recipe, self._tokenizer_state = work, request.recipe, request.tokenizer_state
-        self._listing, self._record_parsers, self._log, self._server = listing, record_parsers, log, server
+        self._work = work
+        self._recipe = request.recipe
+        self._tokenizer_state = request.tokenizer_state
+        self._listing = listing
+        self._record_parsers = record_parsers
+        self._log = log
+        self._server = server
 
     def run(self, workers: int) -> tuple[WorkerSetup, EncodeContext]:
         """Return the setup of the workers, and the context of this process."""
-        recipe, parsers, log = self._recipe, self._record_parsers, self._log
+        recipe = self._recipe
+        parsers = self._record_parsers
+        log = self._log
         with log.time("sample"):
             tokenizer = self._choose_tokenizer()
         chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, log.add_warning)
@@ -67,7 +74,8 @@ class SamplePhase:
 
         The server loads it while this process verifies its engine.
         """
-        recipe, state = self._recipe, self._work.tokenizer_state()
+        recipe = self._recipe
+        state = self._work.tokenizer_state()
         if state is None and parse_train_spec(recipe.tokenizer) is not None:
             self._log.listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
 

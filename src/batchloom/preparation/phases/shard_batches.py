@@ -26,7 +26,9 @@ class UnitTokenReader:
     """Reader of a subset's tokens and flags from front to back; a context manager."""
 
     def __init__(self, folder: Path, subset: str, dtype: np.dtype[np.generic]) -> None:
-        self._path, self._dtype, self._hash = folder / tokens_file_name(subset), dtype, xxhash.xxh3_128()
+        self._path = folder / tokens_file_name(subset)
+        self._dtype = dtype
+        self._hash = xxhash.xxh3_128()
         self._flags_path = folder / trained_file_name(subset)
         with contextlib.ExitStack() as stack:
             with translate_read_errors(self._path):
@@ -102,9 +104,11 @@ def iter_shard_batches(
         readers = [stack.enter_context(UnitTokenReader(folder, name, settings.dtype)) for name in SUBSETS]
         for rows, reason_codes in iter_rows_with_reasons(folder, resolution_folder):
             remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
-            codes, lengths = settings.membership.codes(rows), stored_lengths(rows)
+            codes = settings.membership.codes(rows)
+            lengths = stored_lengths(rows)
             for begin, end in _iter_row_ranges(rows):
-                row_slice, starts = slice(begin, end), np.zeros(end - begin, np.int64)
+                row_slice = slice(begin, end)
+                starts = np.zeros(end - begin, np.int64)
                 tokens = []
                 for code, reader in enumerate(readers):
                     selection = codes[row_slice] == code

@@ -49,14 +49,21 @@ class ShardPhase:
         *,
         dry_run: bool,
     ) -> None:
-        self._work, self._recipe, self._record_parsers, self._sources = work, recipe, record_parsers, sources
-        self._manifest, self._log, self._dry_run = base, log, dry_run
+        self._work = work
+        self._recipe = recipe
+        self._record_parsers = record_parsers
+        self._sources = sources
+        self._manifest = base
+        self._log = log
+        self._dry_run = dry_run
 
     def run(
         self, executor: Executor, units: list[TokenizedUnit], context: EncodeContext, unit_report: UnitReport
     ) -> JobResults:
         """Resolve duplicates over all units, then write each unit's shards."""
-        recipe, work, log = self._recipe, self._work, self._log
+        recipe = self._recipe
+        work = self._work
+        log = self._log
         base = read_base_generations(work, self._manifest, recipe.dedup)
         log.report(describe_missing_signatures(base, work.out))
         settings = ShardSettings(

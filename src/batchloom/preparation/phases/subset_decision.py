@@ -72,17 +72,20 @@ def decide(
     for unit in dedup_counts:
         for name, count in unit.subsets.items():
             tokens[name] += count
-    total, shares = sum(tokens.values()), settings.membership.shares
+    total = sum(tokens.values())
+    shares = settings.membership.shares
     if balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
         overrides = _balance_shares(folders, settings, tokens, find_present_hashes)
     else:
         overrides = _fill_empty(dedup_counts, settings, base, find_present_hashes)
     membership = settings.add_overrides(overrides)
-    shards, moved = [], []
+    shards = []
+    moved = []
     counts = {name: base.shards.get(name, 0) for name in SUBSETS}
     tokens = dict(base.tokens)
     for number, (unit, (folder, resolution_folder)) in enumerate(zip(dedup_counts, folders, strict=True)):
-        shard_counts, subset_tokens = unit.shards, unit.subsets
+        shard_counts = unit.shards
+        subset_tokens = unit.subsets
         if unit.moved or overrides:
             is_moved = unit.moved
             cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}

@@ -47,10 +47,15 @@ class TokenizePhase:
         recipe: Recipe,
         log: PrepareLog,
     ) -> None:
-        self._units, self._folders, self._work, self._rules = units, folders, work, rules
+        self._units = units
+        self._folders = folders
+        self._work = work
+        self._rules = rules
         self._facts: list[UnitFacts | None] = [None] * len(units)
         self.reports = UnitReportMerger()
-        self._listing, self._recipe, self._log = listing, recipe, log
+        self._listing = listing
+        self._recipe = recipe
+        self._log = log
         self._counters = counters = JobCounters(log.listener, recipe.max_bad, listing.bytes)
         self._crash_tracker = CrashTracker(units, log.add_warning, together=recipe.dedup.repeat_unit is not None)
         self._progress_by_unit: dict[int, UnitProgress] = {}
@@ -155,7 +160,8 @@ class TokenizePhase:
             TooManyBadRecordsError: more records are bad than the job allows.
             DamagedFileError: an input names the damaged file, or other parts of the file are stored.
         """
-        number, message = event.number, event.message
+        number = event.number
+        message = event.message
         if isinstance(message, CrashMarker):
             self._crash_tracker.record_marker(number, message)
             return

@@ -158,7 +158,8 @@ def _write_part_keys(
         statistics=UnitStatistics(),
         stopwatch=Stopwatch(),
     )
-    crash_isolation, count = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded), 0
+    crash_isolation = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded)
+    count = 0
     parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
     with (
         open_attempt_file(unit_task.output_path, unit_task.attempt) as attempt_path,

@@ -55,7 +55,9 @@ class UnitNames:
         constants: Sequence[int],
         content: Mapping[str, str],
     ) -> None:
-        self._work, self._units, self._content = work, units, content
+        self._work = work
+        self._units = units
+        self._content = content
         self._settings = collect_unit_settings(recipe, tokenizer, constants)
         self._repeat_unit = recipe.dedup.repeat_unit
 

@@ -67,7 +67,8 @@ def write_shards(
     shards: dict[int, dict[str, list[ShardEntry]]] = {}
     tasks: dict[int, Callable[[str], dict[str, list[ShardEntry]]]] = {}
     overrides = tuple((int(value, 16), name) for value, name in decision.overrides.items())
-    membership, moved_units = settings.add_overrides(overrides), set(decision.moved)
+    membership = settings.add_overrides(overrides)
+    moved_units = set(decision.moved)
     itemsize = settings.dtype.itemsize
     counts_by_unit = {unit.unit.number: counts for unit, counts in zip(units, dedup_counts, strict=True)}
     total_bytes = sum(counts.tokens for counts in dedup_counts) * itemsize
@@ -142,19 +143,22 @@ def _write_shards(unit_shards: UnitShards, attempt: str) -> dict[str, list[Shard
 
 def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntry | None:
     """Make a complete token file a shard by a hard link; None if that fails."""
-    settings, subset = unit_shards.settings, folder.name
+    settings = unit_shards.settings
+    subset = folder.name
     make_folder(folder)
     writer = ShardWriter(folder / format_shard_name(number), settings.dtype)
     tokens_path = unit_shards.folder / tokens_file_name(subset)
     flags = iter_flags(unit_shards.folder, subset)
     if not writer.link_tokens(tokens_path, unit_shards.checksums[subset], flags):
         return None
-    row_chunks, masks = [], []
+    row_chunks = []
+    masks = []
     for rows in iter_unit_rows(unit_shards.folder):
         codes = unit_shards.membership.codes(rows)
         masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
         row_chunks.append(rows[masks[-1]])
-    shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
+    shard_rows = np.concatenate(row_chunks)
+    positions = np.flatnonzero(np.concatenate(masks))
     sidecars = read_unit_sidecars(unit_shards.folder, unit_shards.settings.banding).take(positions, shard_rows)
     return writer.finish(
         shard_rows["length"].astype(np.uint32),
@@ -166,7 +170,8 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
 
 def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
-    settings, sidecars = unit_shards.settings, read_unit_sidecars(unit_shards.folder, unit_shards.settings.banding)
+    settings = unit_shards.settings
+    sidecars = read_unit_sidecars(unit_shards.folder, unit_shards.settings.banding)
     writers = {
         name: SubsetWriter(
             folder / name,

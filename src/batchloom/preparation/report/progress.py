@@ -135,7 +135,9 @@ class JobCounters:
     """
 
     def __init__(self, listener: Listener, max_bad: int | str, bytes_total: int, phase: Phase = "tokenize") -> None:
-        self._listener, self._max_bad, self._bytes_total = listener, max_bad, bytes_total
+        self._listener = listener
+        self._max_bad = max_bad
+        self._bytes_total = bytes_total
         self._phase = phase
         self._bytes_done = self._resumed_bytes = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
@@ -305,7 +307,8 @@ def make_result(
 
 def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
     """Return the result of an append, without the counts of the previous generation."""
-    counts, base_counts = result.counts, base.counts
+    counts = result.counts
+    base_counts = base.counts
     subsets = {name: _subtract_subset(subset, base.subsets.get(name)) for name, subset in result.subsets.items()}
     return replace(
         result,

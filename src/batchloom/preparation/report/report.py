@@ -331,8 +331,12 @@ _MAX_BARS = 20
 _MAX_NOTES = 100
 # The recipe settings that matter most to a reader of the summary.
 _SUMMARY_SETTINGS = ("tokenizer", "clean", "fim", "dedup", "split_on", "val_fraction", "test_fraction", "template")
-_WIDTH, _ROW, _LABEL, _VALUE = 760, 22, 230, 130
-_HEIGHT, _FOOT = 180, 40
+_WIDTH = 760
+_ROW = 22
+_LABEL = 230
+_VALUE = 130
+_HEIGHT = 180
+_FOOT = 40
 _LABEL_CHARACTERS = 34
 _MAX_DESCRIBED_BARS = 8
 
@@ -475,7 +479,8 @@ def _format_length_bin(digits: int) -> str:
     """Format the lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
     if digits < 2:
         return str(digits)
-    low, high = 1 << (digits - 1), (1 << digits) - 1
+    low = 1 << (digits - 1)
+    high = (1 << digits) - 1
     if digits <= 10:
         return f"{low}-{high}"
     unit, shift = ("k", 10) if digits <= 20 else ("M", 20) if digits <= 30 else ("G", 30)

@@ -145,7 +145,8 @@ def _expand_inputs(
 
 def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
     """Add the processor and the frame sampling that data sets with media declare."""
-    sampling, image_settings = _merge_sampling(multimodal), _merge_image_settings(multimodal)
+    sampling = _merge_sampling(multimodal)
+    image_settings = _merge_image_settings(multimodal)
     if multimodal and reading.media is None:
         processor = next((name for _, config in multimodal if (name := config.tokenizer) is not None), None)
         if processor is None:
@@ -383,10 +384,12 @@ class _DatasetLocator:
 
     def _check_inside(self, full: str, root: str, location: str, path_setting: str, folder_description: str) -> None:
         """Refuse a path outside a folder, by its parts or through a link."""
-        plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
+        plain = os.path.abspath(full)  # noqa: PTH100
+        begin = os.path.abspath(root or ".")  # noqa: PTH100
         if not is_inside(plain, begin):
             raise _make_outside_folder_error(location, path_setting, folder_description)
-        top, real = self._links.resolve(begin), self._links.resolve(strip_wildcard_part(plain))
+        top = self._links.resolve(begin)
+        real = self._links.resolve(strip_wildcard_part(plain))
         if not is_inside(real, top):
             raise _make_outside_folder_error(
                 location, path_setting, f"{folder_description}, through a symbolic link to {real}"
@@ -407,7 +410,8 @@ def _format_hub_name(entry: DatasetEntry, location: str, *, has_rows: bool) -> s
     if name is None:
         raise AssertionError("only names of the Hub are formatted here")
     for word in ("config", "split", "revision"):
-        path_value, entry_value = getattr(name, word), getattr(entry, word)
+        path_value = getattr(name, word)
+        entry_value = getattr(entry, word)
         if path_value and entry_value and path_value != entry_value and find_preset(entry.path) is None:
             raise SettingsError(
                 [f"{location}.{word}: {entry_value!r} and path {entry.path!r} contradict each other; set only one"]

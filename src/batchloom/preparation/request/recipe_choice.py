@@ -136,7 +136,8 @@ def make_request(
             )
         if not by_label:
             values["val_fraction"] = 0.0
-    chat, chat_values = ChatRecipe(), _take_settings(values, ChatRecipe)
+    chat = ChatRecipe()
+    chat_values = _take_settings(values, ChatRecipe)
     try:
         chat = ChatRecipe(**chat_values)
     except SettingsError as error:
@@ -248,7 +249,8 @@ def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]
     """Merge settings with overrides; ``text_field`` and ``mapping`` are exclusive."""
     replaced_names = _COLUMN_SETTINGS if any(name in overrides for name in _COLUMN_SETTINGS) else ()
     merged = {name: value for name, value in settings.items() if name not in replaced_names} | dict(overrides)
-    base_media, new_media = settings.get("media"), overrides.get("media")
+    base_media = settings.get("media")
+    new_media = overrides.get("media")
     if isinstance(base_media, MediaRecipe):
         base_media = to_plain(base_media)
     if isinstance(base_media, Mapping) and isinstance(new_media, Mapping):

@@ -404,8 +404,11 @@ def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any
 
 def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
     """Return the current locations of a manifest's inputs, from the report, and notes."""
-    reported, folder = _read_reported_locations(report), report.parent
-    locations, relocated, missing = list(labels), [], []
+    reported = _read_reported_locations(report)
+    folder = report.parent
+    locations = list(labels)
+    relocated = []
+    missing = []
     recorded_paths = reported.inputs if reported is not None and len(reported.inputs) == len(labels) else labels
     for number, (label, recorded_path) in enumerate(zip(labels, recorded_paths, strict=True)):
         if os.path.isabs(recorded_path):  # noqa: PTH117

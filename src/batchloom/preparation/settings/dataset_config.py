@@ -199,7 +199,8 @@ def parse_entries(listed: object, path: str = "datasets") -> tuple[DatasetEntry,
     """
     if not isinstance(listed, list | tuple):
         raise SettingsError([f"{path}: {quote_value(listed)} is not a list"])
-    entries, problems = list[DatasetEntry](), list[str]()
+    entries = list[DatasetEntry]()
+    problems = list[str]()
     for number, entry in enumerate(listed):
         try:
             is_made = isinstance(entry, DatasetEntry)

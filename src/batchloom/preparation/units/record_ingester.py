@@ -25,8 +25,11 @@ class RecordIngester:
         statistics: UnitStatistics,
         stopwatch: Stopwatch,
     ) -> None:
-        self._normalized, self._cleaner, self._line_deduplicator = (normalized, cleaner, line_deduplicator)
-        self._statistics, self._stopwatch = statistics, stopwatch
+        self._normalized = normalized
+        self._cleaner = cleaner
+        self._line_deduplicator = line_deduplicator
+        self._statistics = statistics
+        self._stopwatch = stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
         """Turn records into documents or bad records in place; count drops by reason."""
@@ -43,7 +46,8 @@ class RecordIngester:
     def _clean(self, records: Records, source: str, dropped: Counter[str]) -> None:
         if self._cleaner is None:
             return
-        names, original_texts = [step.name for step in self._cleaner.steps], records.values
+        names = [step.name for step in self._cleaner.steps]
+        original_texts = records.values
         clean_result = self._cleaner.clean(original_texts)
         for position, number, drop in clean_result.drops:
             dropped[drop.reason] += 1
@@ -70,7 +74,8 @@ class RecordIngester:
     def _remove_repeated_lines(self, records: Records, source: str, dropped: Counter[str]) -> None:
         if self._line_deduplicator is None or not records.values:
             return
-        original_texts, step = records.values, self._line_deduplicator.repeat_unit
+        original_texts = records.values
+        step = self._line_deduplicator.repeat_unit
         remaining_texts = self._line_deduplicator(original_texts)
         changed_count = sum(a is not b for a, b in zip(original_texts, remaining_texts, strict=True))
         kept_positions = [position for position, text in enumerate(remaining_texts) if text is not None]

@@ -34,7 +34,8 @@ class SeenTexts:
 
     def look(self, digests: Sequence[bytes]) -> SeenBatch:
         """Return which of the next texts are repeats; remember new ones if possible."""
-        numbers_by_digest, before = self._numbers, len(self._numbers)
+        numbers_by_digest = self._numbers
+        before = len(self._numbers)
         if before + len(digests) > len(self._lengths):
             numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
             return SeenBatch(numbers, numbers == _UNKNOWN_LENGTH)

@@ -60,12 +60,15 @@ class StreamBatchWriter:
     """
 
     def __init__(self, final_folder: Path, attempt: str) -> None:
-        self._final_folder, self._folder = final_folder, attempt_folder(final_folder, attempt)
+        self._final_folder = final_folder
+        self._folder = attempt_folder(final_folder, attempt)
         self._batches: list[tuple[int, int, bool]] = []
         self._documents = 0
-        self._dtype, self._train = "<u2", 0
+        self._dtype = "<u2"
+        self._train = 0
         make_folder(self._folder)
-        self._media, self._columns = UnitMediaWriter(self._folder), UnitColumnsWriter(self._folder)
+        self._media = UnitMediaWriter(self._folder)
+        self._columns = UnitColumnsWriter(self._folder)
         self._open: dict[str, IO[bytes]] = {}
         with wrap_write_errors(self._folder):
             for name in (_TOKENS, _ROWS, _FLAGS, BAD_NAME):
@@ -136,7 +139,8 @@ def iter_stream_documents(
         (folder / _TOKENS).open("rb") as tokens_file,
         (folder / _FLAGS).open("rb") as flags_file,
     ):
-        media, first = read_unit_media(folder), 0
+        media = read_unit_media(folder)
+        first = 0
         for documents, tokens, flagged in stream_batch.batches:
             rows = np.fromfile(rows_file, ROW, documents)
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)

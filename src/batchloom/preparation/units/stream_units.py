@@ -154,7 +154,8 @@ def _rehash_part(part: SourcePart, counts: PartCounts, record_parsers: RecordPar
     rules = record_parsers.get_parser(part.source).rules
     with PartReader(part, rules, RecordBounds(rules)) as reader:
         digest = reader.finish()
-        start, stop = reader.start, reader.stop
+        start = reader.start
+        stop = reader.stop
     return msgspec.structs.replace(counts, start=start, stop=stop, hash=digest.hex())
 
 

@@ -29,7 +29,8 @@ class ShardCutter:
     """Incremental cutter of one unit and subset into shards."""
 
     def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
-        self._most_tokens, self._most_documents = most_tokens, most_documents
+        self._most_tokens = most_tokens
+        self._most_documents = most_documents
         self._tokens = self._documents = 0
         self.shards = 0
 
@@ -39,7 +40,9 @@ class ShardCutter:
         # A shard may end after every document but the first of a pair.
         ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
         reach = cumulative_tokens[ends - 1]
-        shard_ranges, end_index, start = [], 0, 0
+        shard_ranges = []
+        end_index = 0
+        start = 0
         while end_index < len(ends):
             before = int(reach[end_index - 1]) if end_index else 0
             room = before + self._most_tokens - self._tokens
@@ -56,7 +59,8 @@ class ShardCutter:
             self._documents += stop - start
             self._tokens += int(reach[next_end_index - 1]) - before
             shard_ranges.append((start, stop, fresh))
-            end_index, start = next_end_index, stop
+            end_index = next_end_index
+            start = stop
         return shard_ranges
 
 
@@ -79,12 +83,15 @@ class SubsetWriter:
         first_part: int = 0,
         sidecars: UnitSidecars = _NO_SIDECARS,
     ) -> None:
-        self._folder, self._dtype = folder, dtype
-        self._next, self._first_part = first_shard, first_part
+        self._folder = folder
+        self._dtype = dtype
+        self._next = first_shard
+        self._first_part = first_part
         self._cutter = ShardCutter(tokens_per_shard)
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
-        self._sidecars, self._positions = sidecars, list[NDArray[np.int64]]()
+        self._sidecars = sidecars
+        self._positions = list[NDArray[np.int64]]()
         self._entries: list[ShardEntry] = []
 
     def add(
@@ -131,11 +138,13 @@ class SubsetWriter:
 
     def _close(self) -> None:
         if self._shard is not None:
-            rows, self._rows = np.concatenate(self._rows), []
+            rows = np.concatenate(self._rows)
+            self._rows = []
             provenance = make_provenance(rows, self._first_part)
             sides = make_sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
-            positions, self._positions = np.concatenate(self._positions), []
+            positions = np.concatenate(self._positions)
+            self._positions = []
             entry = self._shard.finish(lengths, provenance, sides, *self._sidecars.take(positions, rows))
             self._entries.append(entry)
             self._shard = None

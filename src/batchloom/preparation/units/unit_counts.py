@@ -32,7 +32,8 @@ class UnitCounts:
     """
 
     def __init__(self, unit: Unit, send_message: MessageCallback) -> None:
-        self._unit, self._send_message = unit, send_message
+        self._unit = unit
+        self._send_message = send_message
         self.parts = [PartCounts() for _ in unit.parts]
         self.statistics = UnitStatistics()
         # Reports list steps in the order of their first flow.
@@ -81,7 +82,8 @@ class UnitCounts:
 
     def count_dropped(self, row: np.void, fault: EncodeFault) -> None:
         """Count a document that a conversation rule drops."""
-        number, rule = int(row["part"]), fault.rule
+        number = int(row["part"])
+        rule = fault.rule
         self.parts[number].count_dropped(rule)
         source = self._unit.parts[number].source.name
         sample = DropSample(source, int(row["record"]), fault.snippet, fault.reason)

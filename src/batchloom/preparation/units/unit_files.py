@@ -39,12 +39,14 @@ class UnitFiles:
 
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
         self._folder = folder
-        self._last_bad, self._bad_in_order = (-1, -1), True
+        self._last_bad = (-1, -1)
+        self._bad_in_order = True
         self._keys = UnitKeysWriter(folder, dedup)
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
-        self._media, self._documents = UnitMediaWriter(folder), 0
+        self._media = UnitMediaWriter(folder)
+        self._documents = 0
         self._field_bytes = 0
         self._columns = UnitColumnsWriter(folder)
         for name in (ROWS_NAME, BAD_NAME, *map(tokens_file_name, SUBSETS)):

@@ -27,7 +27,8 @@ class UnitKeysWriter:
     """Writer of what ``dedup`` compares: hashes, signatures, or nothing."""
 
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
-        self._folder, self._dedup = folder, dedup
+        self._folder = folder
+        self._dedup = dedup
         self._last = (-1, -1)
         self._documents = 0
         self._stack = contextlib.ExitStack()
@@ -62,7 +63,8 @@ class UnitKeysWriter:
         self, signature_file: IO[bytes], batch: EncodedBatch, rows: NDArray[np.void], fresh: NDArray[np.bool_]
     ) -> None:
         """Write the MinHash signatures; documents of one record are hashed as one."""
-        tokens, compared_lengths = batch.ids, stored_lengths(rows)
+        tokens = batch.ids
+        compared_lengths = stored_lengths(rows)
         if batch.plain is not None:
             tokens, unseen_lengths = batch.plain
             compared_lengths[rows["seen"] == 0] = unseen_lengths

@@ -250,7 +250,8 @@ class UnitReportMerger:
     """
 
     def __init__(self) -> None:
-        self._statistics, self._stages = UnitStatistics(), dict[str, StageTime]()
+        self._statistics = UnitStatistics()
+        self._stages = dict[str, StageTime]()
         self._waiting: dict[int, UnitReport] = {}
         self._next = 0
 

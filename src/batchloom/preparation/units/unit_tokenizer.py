@@ -76,8 +76,11 @@ class UnitTokenizer:
         encoder: Executor | None,
         send_message: MessageCallback,
     ) -> None:
-        self._unit, self._context, self._files = unit_task.unit, context, files
-        self._encoder, self._send_message = encoder, send_message
+        self._unit = unit_task.unit
+        self._context = context
+        self._files = files
+        self._encoder = encoder
+        self._send_message = send_message
         self._isolation = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded)
         self._counts = UnitCounts(unit_task.unit, send_message)
         self._stopwatch = Stopwatch()
@@ -122,7 +125,8 @@ class UnitTokenizer:
                 self._ingest_records(number, record_slice, record_parser, is_suspected=is_suspected)
             yield
         counts.hash = reader.finish().hex()
-        counts.start, counts.stop = reader.start, reader.stop
+        counts.start = reader.start
+        counts.stop = reader.stop
         self._counts.report_progress(size=part.stop - part.start - consumed)
 
     def leave_out(self, number: int, part: SourcePart, damage: str) -> None:
@@ -139,7 +143,8 @@ class UnitTokenizer:
         if records.records:
             in_hand = (number, records.records[0]), (number, records.records[-1])
             self._send_message(CrashMarker("clean", in_hand))
-        record_count, source = records.records_read, self._unit.parts[number].source.name
+        record_count = records.records_read
+        source = self._unit.parts[number].source.name
         dropped = self._ingester.ingest(records, record_parser, source)
         for reason, count in dropped.items():
             self._counts.parts[number].count_dropped(reason, count)
@@ -168,7 +173,8 @@ class UnitTokenizer:
         self._counts.count_bad(number, bad_records)
 
     def _add(self, number: int, records: Records, record_parser: RecordParser) -> None:
-        documents, records.values = records.values, []
+        documents = records.values
+        records.values = []
         batch = self._batch
         batch.record_parser = record_parser
         batch.characters += sum(
@@ -183,13 +189,15 @@ class UnitTokenizer:
 
     def flush(self) -> None:
         """Submit the waiting documents for encoding and write the batch before them."""
-        batch, self._batch = self._batch, _EncodeBatch()
+        batch = self._batch
+        self._batch = _EncodeBatch()
         if not batch.documents or batch.record_parser is None:
             return
         large = batch.characters > _LARGE_BATCH_CHARACTERS
         if large:
             self.write_pending()
-        documents, batch.documents = batch.documents, []
+        documents = batch.documents
+        batch.documents = []
         weights = batch.weights if any(weight != 1 for weight in batch.weights) else []
         rows = np.empty(len(documents), ROW)
         rows["record"] = batch.records
@@ -254,12 +262,14 @@ class UnitTokenizer:
             self._counts.count_dropped(rows[fault.number], fault)
         for number in encoded_batch.truncated:
             self._counts.parts[int(rows[number]["part"])].truncated += 1
-        input_count, input_bytes = len(rows), int(sizes.sum())
+        input_count = len(rows)
+        input_bytes = int(sizes.sum())
         subject = f"Template {self._context.chat.renderer.name}" if self._context.chat else "The tokenizer"
         self._counts.count_alterations(subject, rows, encoded_batch)
         if encoded_batch.numbers is not None:
             self._counts.count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
-            rows, sizes = rows[encoded_batch.numbers], sizes[encoded_batch.numbers]
+            rows = rows[encoded_batch.numbers]
+            sizes = sizes[encoded_batch.numbers]
         if encoded_batch.sides.size:
             rows["side"] = encoded_batch.sides
         if seen_batch is None or self._seen_texts is None:

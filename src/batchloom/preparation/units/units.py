@@ -93,13 +93,15 @@ def plan_units(
     """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
     units: list[Unit] = []
     group = CompactParts(sources)
-    size, done = 0, first_part
+    size = 0
+    done = first_part
 
     def close() -> None:
         nonlocal group, size, done
         units.append(Unit(len(units), done, group))
         done += len(group)
-        group, size = CompactParts(sources), 0
+        group = CompactParts(sources)
+        size = 0
 
     for number, source in enumerate(sources):
         for part in split_source(source, rules, unit_bytes):
@@ -184,7 +186,9 @@ class UnusableError(InputError):
 
     def __init__(self, unit: int, part: int, bad: BadRecord) -> None:
         super().__init__(bad.reason)
-        self.unit, self.part, self.bad = unit, part, bad
+        self.unit = unit
+        self.part = part
+        self.bad = bad
 
     def __reduce__(self) -> tuple[type["UnusableError"], tuple[int, int, BadRecord]]:
         return UnusableError, (self.unit, self.part, self.bad)
@@ -201,7 +205,8 @@ class CrashIsolation:
     """Splitter of batches into small suspected ones, without excluded records."""
 
     def __init__(self, suspected_ranges: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]) -> None:
-        self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
+        self._suspected_ranges = tuple(suspected_ranges)
+        self._excluded = dict(excluded)
 
     def split_batch(self, part: int, batch: Records) -> Iterator[tuple[Records, bool]]:
         """Yield slices of a batch, each with whether it is suspected.
@@ -217,7 +222,8 @@ class CrashIsolation:
         sizes = [self._size(part, record) for record in batch.records]
         start = 0
         while start < len(sizes):
-            stop, size = start + 1, sizes[start]
+            stop = start + 1
+            size = sizes[start]
             while stop < len(sizes) and sizes[stop] == size and (not size or stop - start < size):
                 stop += 1
             sub_batch = Records(batch.values[start:stop], batch.records[start:stop], batch.offsets[start:stop])
@@ -291,7 +297,8 @@ class RecordExcludedError(Exception):
 
     def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
         super().__init__(unit)
-        self.unit, self.excluded = unit, excluded
+        self.unit = unit
+        self.excluded = excluded
 
 
 @final
@@ -302,7 +309,9 @@ class CrashTracker:
     """
 
     def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
-        self._units, self._note, self._together = units, note, together
+        self._units = units
+        self._note = note
+        self._together = together
         self._in_hand: dict[int, dict[str, RecordRange]] = {}
         self._deaths: dict[int, CrashState] = {}
 

@@ -54,7 +54,9 @@ EXCLUDED_NAME = "excluded.json"
 # Folder of inputs that can be read only once, with one subfolder per run.
 SPOOL_NAME = "spool"
 # Suffixes of keys, of duplicates, and of documents dropped as near duplicates.
-KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX = ".keys", ".rows", ".drops"
+KEYS_SUFFIX = ".keys"
+DUPLICATES_SUFFIX = ".rows"
+DROPS_SUFFIX = ".drops"
 # Version of the temporary files; a job of another version starts over.
 WORK_VERSION = 11
 _ENCODED_SOURCES = 1 << 14
@@ -316,7 +318,8 @@ class WorkFolder:
     """
 
     def __init__(self, out: Path) -> None:
-        self.out, self.path = out, out / WORK_NAME
+        self.out = out
+        self.path = out / WORK_NAME
         self.store = self.path / "store"
         self.duplicates = self.path / "duplicates"
         self.tokenizer_path = self.path / TOKENIZER_NAME

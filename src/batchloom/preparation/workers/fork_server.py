@@ -87,7 +87,8 @@ class ForkedWorker:
     """Worker process that a server forked."""
 
     def __init__(self, server: "ForkServer", pid: int) -> None:
-        self._server, self.pid = server, pid
+        self._server = server
+        self.pid = pid
         self._status: int | None = None
 
     def poll(self, seconds: float = 0.0) -> int | None:
@@ -324,7 +325,8 @@ def _answer_requests(pipe: Connection) -> None:
                 if isinstance(request, _CallRequest):
                     pickle.loads(request.function)()  # noqa: S301 - bytes of the coordinator
                     continue
-                task_function, answer = pickle.loads(request.setup)(), None  # noqa: S301 - bytes of the coordinator
+                task_function = pickle.loads(request.setup)()  # noqa: S301 - bytes of the coordinator
+                answer = None
             except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
                 pipe.send_bytes(encode_failure(-1, error))
                 os._exit(1)

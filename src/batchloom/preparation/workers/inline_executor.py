@@ -19,7 +19,8 @@ class InlineExecutor:
     workers = 1
 
     def __init__(self, setup: TaskFunctionFactory, listener: Callable[[TaskMessage], None] | None = None) -> None:
-        self._setup, self._listener = setup, listener
+        self._setup = setup
+        self._listener = listener
         self._task_function: TaskFunction | None = None
         self._waiting: deque[tuple[int, Any]] = deque()
         self._events: deque[TaskMessage | TaskResult | Exception] = deque()

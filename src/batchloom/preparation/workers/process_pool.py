@@ -70,7 +70,8 @@ class ProcessPool:
         server: ForkServer | None = None,
     ) -> None:
         self._setup = setup
-        self._max_workers, self._memory = workers, memory
+        self._max_workers = workers
+        self._memory = memory
         self._waiting: deque[tuple[int, Any]] = deque()
         self._workers: list[_PoolWorker] = []
         self._readable_workers: deque[_PoolWorker] = deque()
@@ -180,7 +181,9 @@ class ProcessPool:
         except (EOFError, OSError):
             return self._handle_exit(worker)
         if isinstance(message, TaskRequest):
-            worker.ready, worker.idle, self._deaths = True, not worker.end_reason, 0
+            worker.ready = True
+            worker.idle = not worker.end_reason
+            self._deaths = 0
             return None
         if not isinstance(message, TaskMessage):
             worker.number = None
@@ -198,7 +201,8 @@ class ProcessPool:
                 if not worker.pipe.poll():
                     return self._handle_exit(worker)
             elif not worker.end_reason and (reason := self._describe_excess(worker.process.pid)):
-                worker.end_reason, worker.idle = reason, False
+                worker.end_reason = reason
+                worker.idle = False
                 worker.process.kill()
         if self._server is not None and not self._server_end_reason:
             self._server_end_reason = self._describe_excess(self._server.pid)

@@ -68,7 +68,8 @@ class MessageMailbox:
     def __init__(self) -> None:
         self._messages: list[tuple[int, RayMessage]] = []
         self._count = 0
-        self._message_event, self._room_event = asyncio.Event(), asyncio.Event()
+        self._message_event = asyncio.Event()
+        self._room_event = asyncio.Event()
         self._room_event.set()
 
     async def put(self, message: RayMessage) -> None:
@@ -92,7 +93,8 @@ class MessageMailbox:
         return self._take_all()
 
     def _take_all(self) -> list[tuple[int, RayMessage]]:
-        messages, self._messages = self._messages, []
+        messages = self._messages
+        self._messages = []
         self._room_event.set()
         return messages
 
@@ -202,8 +204,11 @@ class RayExecutor:
         patience: float = 60.0,
     ) -> None:
         self._setup = pickle.dumps(setup, protocol=5)
-        self._address, self._max_workers, self._memory = address, workers, memory
-        self._shared, self._patience = shared, patience
+        self._address = address
+        self._max_workers = workers
+        self._memory = memory
+        self._shared = shared
+        self._patience = patience
         self._waiting: deque[tuple[int, Any]] = deque()
         self._tasks: dict[Any, _RayTask] = {}
         self._exit_reasons: dict[int, str] = {}

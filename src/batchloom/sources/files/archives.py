@@ -41,9 +41,11 @@ _ARCHIVE_BY_SUFFIX: dict[str, tuple[ArchiveKind, Compression | None]] = {
 _ARCHIVE_SUFFIXES = tuple(_ARCHIVE_BY_SUFFIX)
 # Zip bomb limits. Above BOMB_BYTES, a file may decompress to BOMB_RATIO times its bytes. The same holds for each
 # compressed member of an archive, and for all members together. The slowest reader takes under a second for BOMB_BYTES.
-BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
+BOMB_RATIO = 1000
+BOMB_BYTES = 16 << 20
 
-_STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+_STORED = zipfile.ZIP_STORED
+_DEFLATED = zipfile.ZIP_DEFLATED
 _LOCAL = struct.Struct("<4s22xHH")
 _TAR_READ = 64 << 10
 _UNKNOWN_POSITION = 1 << 62
@@ -302,8 +304,11 @@ class _FileWindow(RangeFile):
 
     def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
         super().__init__(size, self._read_window)
-        self._file, self._start = file, start
-        self._expected_crc, self._crc, self._hashed_bytes = crc, 0, 0
+        self._file = file
+        self._start = start
+        self._expected_crc = crc
+        self._crc = 0
+        self._hashed_bytes = 0
 
     def _read_window(self, start: int, stop: int) -> bytes:
         self._file.seek(self._start + start)
@@ -311,7 +316,8 @@ class _FileWindow(RangeFile):
         if len(data) < stop - start:
             raise EOFError
         if self._expected_crc is not None and start == self._hashed_bytes:
-            self._crc, self._hashed_bytes = zlib.crc32(data, self._crc), stop
+            self._crc = zlib.crc32(data, self._crc)
+            self._hashed_bytes = stop
             if stop == self._size and self._crc != self._expected_crc:
                 raise DecompressionError("its checksum is wrong")
         return data
@@ -329,10 +335,13 @@ class _InflatedMember(zipfile.ZipExtFile):
     """A deflated zip member, read front to back; its CRC-32 is verified."""
 
     def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
-        self._window, self._missing_bytes = window, member.size
+        self._window = window
+        self._missing_bytes = member.size
         info = zipfile.ZipInfo()
-        info.compress_type, info.CRC = _DEFLATED, member.crc or 0
-        info.compress_size, info.file_size = member.packed, member.size
+        info.compress_type = _DEFLATED
+        info.CRC = member.crc or 0
+        info.compress_size = member.packed
+        info.file_size = member.size
         super().__init__(cast("BinaryIO", window), "r", info, close_fileobj=True)
 
     def read(self, n: int | None = -1) -> bytes:
@@ -358,7 +367,9 @@ class _SequentialTar:
     def __init__(self, archive: Archive, file: BinaryIO) -> None:
         if archive.compression is None:
             raise AssertionError("plain tars have random access")
-        self.archive, self.file, self.position = archive, file, 0
+        self.archive = archive
+        self.file = file
+        self.position = 0
         self._stream: Decompressor = make_decompressor(archive.compression, file)
 
     def __del__(self) -> None:
@@ -386,7 +397,8 @@ class _TarMember(ReadOnlyFile):
     """A member of a compressed tar."""
 
     def __init__(self, member: ArchiveMember) -> None:
-        self._member, self._position = member, 0
+        self._member = member
+        self._position = 0
         archive = member.archive
         reader = _OPEN_TARS.pop(archive.path, None)
         if reader is not None and (reader.archive != archive or reader.position > member.offset):

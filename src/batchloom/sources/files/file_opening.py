@@ -194,7 +194,9 @@ class Transcoder:
     """
 
     def __init__(self, file: Decompressor, encoding: str, *, is_cut: bool = False) -> None:
-        self._file, self._encoding, self._is_cut = file, encoding, is_cut
+        self._file = file
+        self._encoding = encoding
+        self._is_cut = is_cut
         self._decoder: codecs.IncrementalDecoder | None = None
         self._output = b""
 
@@ -216,7 +218,8 @@ class Transcoder:
             self._output = text.encode("utf-8", _name_handler(self._encoding))
             if not data:
                 break
-        data, self._output = self._output[:size], self._output[size:]
+        data = self._output[:size]
+        self._output = self._output[size:]
         return data
 
 
@@ -304,7 +307,8 @@ class _ZstdDecompressor:
 
     def read(self, size: int) -> bytes:
         """See :class:`Decompressor`."""
-        chunks, available = [self._output], len(self._output)
+        chunks = [self._output]
+        available = len(self._output)
         while available < size and (chunk := self._read_next()) is not None:
             chunks.append(chunk)
             available += len(chunk)
@@ -340,7 +344,9 @@ class _StreamDecompressor:
     """Reader of consecutive streams, for decompressors of the standard library's type."""
 
     def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
-        self._file, self._make, self._padding = file, make, padding
+        self._file = file
+        self._make = make
+        self._padding = padding
         self._decoder: Any = None
         self._input = b""
         self._error_types = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
@@ -354,13 +360,15 @@ class _StreamDecompressor:
                 self._input = self._file.read(_FEED_BYTES)
                 if not self._input:
                     raise EOFError
-            chunk, self._input = self._input, b""
+            chunk = self._input
+            self._input = b""
             try:
                 data: bytes = self._decoder.decompress(chunk, size)
             except self._error_types as error:
                 raise DecompressionError(to_mid_sentence(str(error))) from error
             if self._decoder.eof:
-                self._input, self._decoder = self._decoder.unused_data or b"", None
+                self._input = self._decoder.unused_data or b""
+                self._decoder = None
             if data:
                 return data
 
@@ -398,7 +406,8 @@ class Spool:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder, self._spool_folder = folder, Path()
+        self._folder = folder
+        self._spool_folder = Path()
         self._created_folders: list[Path] = []
         self._standard_input = ""
 

@@ -31,7 +31,8 @@ T = TypeVar("T")
 _INT64 = range(-(1 << 63), 1 << 63)
 BOM = b"\xef\xbb\xbf"
 # Seed with which ms-swift chooses random records, and the bound of the seed that it draws from it.
-_SAMPLE_SEED, _MAX_DRAWN_SEED = 42, np.iinfo(np.int32).max
+_SAMPLE_SEED = 42
+_MAX_DRAWN_SEED = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class RecordSample:
     def filter_batches(self, batches: Iterator[Records]) -> Iterator[Records]:
         """Yield batches with the chosen records only, up to the last one."""
         chosen = self.choose()
-        stop, records_before = max(chosen, default=-1) + 1, 0
+        stop = max(chosen, default=-1) + 1
+        records_before = 0
         while records_before < stop and (batch := next(batches, None)) is not None:
             numbers = sorted((*batch.records, *(bad.record for bad in batch.bad)))
             kept = {number for n, number in enumerate(numbers, records_before) if n in chosen}
@@ -214,7 +216,8 @@ class _TextColumn:
     """Strings as UTF-8 in one buffer, each between NUL bytes."""
 
     def __init__(self) -> None:
-        self._data, self._starts = bytearray(b"\0"), array("q", [1])
+        self._data = bytearray(b"\0")
+        self._starts = array("q", [1])
 
     def append(self, text: str) -> None:
         # As _encode_path, without a call for each of a million names.
@@ -254,8 +257,11 @@ class SourceTable(CompactSequence[Source]):
     """
 
     def __init__(self) -> None:
-        self._names, self._paths = _TextColumn(), _TextColumn()
-        self._sizes, self._times, self._traits = array("q"), array("q"), array("i")
+        self._names = _TextColumn()
+        self._paths = _TextColumn()
+        self._sizes = array("q")
+        self._times = array("q")
+        self._traits = array("i")
         # Few combinations of the other fields occur, except in archives.
         self._trait_numbers: dict[SourceTraits, int] = {}
         self._trait_values: list[SourceTraits] = []
@@ -345,7 +351,9 @@ class CompactParts(CompactSequence[SourcePart]):
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
-        self._numbers, self._starts, self._stops = array("q"), array("q"), array("q")
+        self._numbers = array("q")
+        self._starts = array("q")
+        self._stops = array("q")
 
     def append(self, source_number: int, start: int, stop: int) -> None:
         """Append bytes [start, stop) of a source."""
@@ -385,8 +393,10 @@ class PartStream:
     """
 
     def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
-        self.source, self.position = source, start
-        self._start, self._stop = start, source.size if stop is None else stop
+        self.source = source
+        self.position = start
+        self._start = start
+        self._stop = source.size if stop is None else stop
         self._hash = xxhash.xxh3_128()
         self._file = open_source(source)
         self._decompressor: Decompressor | None = None
@@ -469,7 +479,8 @@ class PartStream:
         return data
 
     def _check_ratio(self, size: int) -> None:
-        position, packed = self.position + size, max(self._file.tell(), 1)
+        position = self.position + size
+        packed = max(self._file.tell(), 1)
         if (member := self.source.member) is not None:
             packed = min(packed, member.packed, member.archive.size)
         if position > max(BOMB_BYTES, BOMB_RATIO * packed):
@@ -477,7 +488,8 @@ class PartStream:
 
     def _find_compression_mismatch(self) -> InputError | None:
         """Return the error for a file whose beginning contradicts its suffix, else None."""
-        expected_compression, name = self.source.compression, self.source.name
+        expected_compression = self.source.compression
+        name = self.source.name
         if self.position or self.source.member is not None or not self._file.seekable():
             return None
         position = self._file.tell()

@@ -61,17 +61,21 @@ class _CsvLineReader:
     """Iterator of lines for csv that tracks the size and first fault of each record."""
 
     def __init__(self, stream: PartStream, max_record_bytes: int) -> None:
-        self._stream, self._max_record_bytes = stream, max_record_bytes
+        self._stream = stream
+        self._max_record_bytes = max_record_bytes
         self._lines: list[bytes] = []
         self._next_index = 0
         self._carry = b""
         self.line = 1
-        self.offset, self.at_end = stream.position, False
+        self.offset = stream.position
+        self.at_end = False
         self.begin()
 
     def begin(self) -> None:
         """Begin a record with the next line."""
-        self.start, self._first_line, self._size = b"", self.line, 0
+        self.start = b""
+        self._first_line = self.line
+        self._size = 0
         self.fault: _CsvFault | None = None
 
     def __iter__(self) -> "_CsvLineReader":
@@ -127,7 +131,9 @@ class _CsvLineReader:
             if not more:
                 break
             data += more
-        self._lines, self._next_index, self._carry = _split_lines(data), 0, b""
+        self._lines = _split_lines(data)
+        self._next_index = 0
+        self._carry = b""
         if self._lines and not self._lines[-1].endswith(b"\n") and len(self._lines) > 1:
             self._carry = self._lines.pop()
 
@@ -143,15 +149,20 @@ class _CsvReader:
     def __init__(self, stream: PartStream, rules: ReadRules) -> None:
         # The csv module's limit is global to the process, and far below the length of a long text.
         csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK_BYTES))
-        self._name, self._kind = stream.source.name, stream.source.kind
-        self._rules, self._max_record_bytes = rules, rules.limits.record_bytes
+        self._name = stream.source.name
+        self._kind = stream.source.kind
+        self._rules = rules
+        self._max_record_bytes = rules.limits.record_bytes
         self._lines = _CsvLineReader(stream, self._max_record_bytes)
         self._record = 0
 
     def read(self, header: CsvHeader) -> Iterator[Records]:
         """Yield all rows after the header in batches."""
-        batch, size = Records(), 0
-        lines, names, width = self._lines, header.names, len(header.names)
+        batch = Records()
+        size = 0
+        lines = self._lines
+        names = header.names
+        width = len(header.names)
         column = self._find_column(names)
         for start, line, row in self._iter_rows(header.delimiter):
             if isinstance(row, BadRecord):
@@ -168,7 +179,8 @@ class _CsvReader:
             size += lines.offset - start
             if size > _BATCH_BYTES:
                 yield batch
-                batch, size = Records(), 0
+                batch = Records()
+                size = 0
         yield batch
 
     def _iter_rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
@@ -176,7 +188,8 @@ class _CsvReader:
         lines = self._lines
         rows = csv.reader(lines, delimiter=delimiter)
         while True:
-            start, line = lines.offset, lines.line
+            start = lines.offset
+            line = lines.line
             lines.begin()
             try:
                 row = next(rows)

@@ -232,7 +232,8 @@ def is_splittable(source: Source, rules: ReadRules) -> bool:
     if source.sample is not None:
         # Its records are counted from its beginning.
         return False
-    cut, member = get_read_method(source, rules).cut, source.member
+    cut = get_read_method(source, rules).cut
+    member = source.member
     is_direct = source.is_plain and (member is None or member.direct)
     # Only a complete read verifies a checksum; tables are read in ranges in any case.
     has_checksum = member is not None and member.crc is not None and cut != "row groups"
@@ -640,7 +641,9 @@ class _FileHead:
     """First bytes of a file that can be read once, front to back."""
 
     def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file, self._raw, self._encoding = file, b"", encoding
+        self._file = file
+        self._raw = b""
+        self._encoding = encoding
         self.damaged = False
 
     def read_start(self, compression: Compression | None) -> bytes:
@@ -663,7 +666,8 @@ def _decompress_start(raw: bytes, compression: Compression | None) -> bytes:
     """Decompress the beginning of a file, which may be cut anywhere."""
     if compression is None:
         return raw
-    stream, chunks = make_decompressor(compression, io.BytesIO(raw)), []
+    stream = make_decompressor(compression, io.BytesIO(raw))
+    chunks = []
     size = 0
     try:
         while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):

@@ -134,7 +134,8 @@ class _JsonTextWindow:
     """
 
     def __init__(self, stream: PartStream) -> None:
-        self.name, self.at = stream.source.name, 0
+        self.name = stream.source.name
+        self.at = 0
         self._stream = stream
         self._offset = stream.position
         self._start_position = 1, 1
@@ -203,14 +204,18 @@ class _JsonTextWindow:
 
     def skip_brackets(self) -> bool:
         """Skip the bracketed value that begins here; return False if it is incomplete."""
-        depth, in_string, escaped = 0, False, False
+        depth = 0
+        in_string = False
+        escaped = False
         while True:
             scan = scan_brackets(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
             closed = np.flatnonzero((scan.depths == 0) & (scan.steps < 0))
             if len(closed):
                 self.at += int(scan.offsets[closed[0]]) + 1
                 return True
-            depth, in_string, escaped = scan.depth, scan.in_string, scan.escaped
+            depth = scan.depth
+            in_string = scan.in_string
+            escaped = scan.escaped
             self.at = len(self.data)
             if not self.read_more():
                 return False
@@ -230,7 +235,8 @@ class _JsonTextWindow:
         self._start_position = self.locate()
         self._known_position = 0, *self._start_position
         self._offset += self.at
-        self.data, self.at = self.data[self.at :], 0
+        self.data = self.data[self.at :]
+        self.at = 0
 
 
 def _count_characters(data: bytes) -> int:
@@ -387,19 +393,22 @@ class _JsonListReader:
 
     def _read_one_by_one(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
         """Return the good and bad records in the window."""
-        text, batch = self._text, Records()
+        text = self._text
+        batch = Records()
         stops = dict(zip((starts + text.at).tolist(), (ends + text.at).tolist(), strict=True))
         while (start := self._find_next_start()) is not None:
             stop = self._find_stop(start, stops)
             if stop is None:
                 break
             self._add(batch, start, stop)
-            text.at, self._past_comma = stop, False
+            text.at = stop
+            self._past_comma = False
         return batch
 
     def _find_next_start(self) -> int | None:
         """Return the start of the next element; None if not in the window, or at list end."""
-        text, data = self._text, self._text.data
+        text = self._text
+        data = self._text.data
         lead = _LEAD_PATTERN.match(data, text.at)
         at = lead.end() if lead else text.at
         commas = (lead is not None and bool(lead[1])) + self._past_comma
@@ -410,10 +419,12 @@ class _JsonListReader:
             if comma and not self._needs_comma:
                 text.fail("an extra comma", at)
             # There may be any amount of white space, which the window drops.
-            text.at, self._past_comma = at, comma
+            text.at = at
+            self._past_comma = comma
             return None
         if data[at : at + 1] == b"]" and not comma:
-            text.at, self._closed = at + 1, True
+            text.at = at + 1
+            self._closed = True
             return None
         if comma != self._needs_comma:
             text.fail("an extra comma" if comma else "expected a comma or ]", at)
@@ -433,7 +444,8 @@ class _JsonListReader:
         return end.start() if end else None
 
     def _add(self, batch: Records, start: int, stop: int) -> None:
-        text, record = self._text, self._record
+        text = self._text
+        record = self._record
         element = text.data[start:stop]
         value = self._rows.decode_record(record, text.offset + start, element, text.locate(start))
         is_json_fault = isinstance(value, BadRecord) and value.reason.startswith(INVALID_JSON_PREFIX)
@@ -451,7 +463,8 @@ class _JsonListReader:
         if text.data[start] not in _OPENING:
             text.fail("the value that begins here does not end", start)
         bad = make_too_large_record(self._record, offset, text.data[start:], self._max_record_bytes, line)
-        text.at, self._past_comma = start, False
+        text.at = start
+        self._past_comma = False
         if not text.skip_brackets():
             text.fail(f"the file ends inside the record that begins on line {line}; it is cut short")
         self._record += 1
@@ -477,7 +490,9 @@ def _find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     scan = scan_brackets(data)
     unbalanced = np.flatnonzero(scan.depths < 0)
     limit = unbalanced[0] if len(unbalanced) else len(scan.depths)
-    depths, steps, offsets = scan.depths[:limit], scan.steps[:limit], scan.offsets[:limit]
+    depths = scan.depths[:limit]
+    steps = scan.steps[:limit]
+    offsets = scan.offsets[:limit]
     ends = offsets[(depths == 0) & (steps < 0)] + 1
     return offsets[(depths == 1) & (steps > 0)][: len(ends)], ends
 

@@ -56,7 +56,9 @@ class JsonRowReader:
     """
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
-        self._name, self._field, self._max_record_bytes = name, rules.text_field, rules.limits.record_bytes
+        self._name = name
+        self._field = rules.text_field
+        self._max_record_bytes = rules.limits.record_bytes
         self._late_field = rules.late_field
         self._decoder, self._array = _make_decoders(self._field, self._late_field)
         # None once a record had the field, and for parts that do not start the source.
@@ -104,7 +106,8 @@ class JsonRowReader:
         try:
             at, reason = (None, encoding) if encoding else diagnose_json(data, self._field, self._late_field)
         except MissingFieldError as missing:
-            at, reason = None, str(missing)
+            at = None
+            reason = str(missing)
             if self._missing_field_errors is not None:
                 line, row = (position[0], record + 1) if position else (record + 1, None)
                 self._missing_field_errors.append(make_record_error(self._name, line, None, reason, row))
@@ -179,7 +182,8 @@ class _JsonlReader:
 
     def _read_all_at_once(self, block: RecordBlock, starts: list[int], ends: list[int]) -> Records | None:
         """Return the records of a faultless block; None if there may be a fault."""
-        data, most = block.data, self._rules.limits.record_bytes
+        data = block.data
+        most = self._rules.limits.record_bytes
         # Lines that begin with { and end with } hold complete values: none can continue in the next.
         if not all(
             1 < end - start <= most and data[start] == _OPEN and data[end - 1] == _CLOSE
@@ -202,7 +206,8 @@ class _JsonlReader:
             line = block.data[start:end]
             # Files that were concatenated may each begin with a mark.
             if line.startswith(BOM):
-                start, line = start + len(BOM), line[len(BOM) :]  # noqa: PLW2901 - as above
+                start = start + len(BOM)  # noqa: PLW2901 - as above
+                line = line[len(BOM) :]
             if line and not line.isspace():
                 offset = block.offset + start
                 batch.add(record, offset, self.rows.decode_record(record, offset, line))
@@ -211,7 +216,8 @@ class _JsonlReader:
 
 def _find_lines(data: bytes) -> tuple[list[int], list[int]]:
     """Return the start and end of each line, without its newline."""
-    starts, ends = [0], []
+    starts = [0]
+    ends = []
     while (end := data.find(b"\n", starts[-1])) >= 0:
         ends.append(end)
         starts.append(end + 1)

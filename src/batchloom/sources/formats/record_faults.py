@@ -15,8 +15,11 @@ from batchloom.core.wording import describe_json_type, escape_unprintable, forma
 from batchloom.sources.files.file_opening import ENCODING_BY_MARK
 
 SNIPPET_BYTES = 160
-_EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
-_GUESSED_BYTES, _MAX_GUESSES, _MAX_WORDS = 200, 3, 3
+_EXCERPT_BEFORE = 24
+_EXCERPT_AFTER = 32
+_GUESSED_BYTES = 200
+_MAX_GUESSES = 3
+_MAX_WORDS = 3
 # Those in which texts are commonly found.
 _ENCODINGS = [
     *("cp1252", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
@@ -252,7 +255,8 @@ def diagnose_json(line: bytes, text_field: str | None, late_field: str | None = 
 
 def _json_remedy(error: json.JSONDecodeError) -> str:
     """Return the remedy for the most common faults, or "" for others."""
-    text, at = error.doc, error.pos
+    text = error.doc
+    at = error.pos
     if text.strip() in ("{", "["):
         return "; the value goes on in the next line: write one object per line with: jq -c . FILE"
     if text[at:].strip() == ",":

@@ -43,7 +43,8 @@ _BUFFER_BYTES = 256 << 10
 # Larger record batches are memory-mapped instead of read.
 _MIN_MAPPED_BYTES = 64 << 20
 _FILE_MAGIC = b"ARROW1"
-_DICTIONARY, _BATCH = 2, 3
+_DICTIONARY = 2
+_BATCH = 3
 _CONTINUATION_MARKER = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 64 << 20
 
@@ -57,7 +58,8 @@ class TableReader:
     """
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
-        self.source, self.consumed = source, 0
+        self.source = source
+        self.consumed = 0
         self._file = file
         with _wrap_arrow_errors(source):
             self._groups: _ParquetGroups | _ArrowGroups = (
@@ -66,7 +68,8 @@ class TableReader:
                 else _ArrowGroups(self._file, source)
             )
             _check_names(source, self._groups.schema.names)
-        self.starts, self.rows = self._groups.starts, self._groups.rows
+        self.starts = self._groups.starts
+        self.rows = self._groups.rows
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +86,8 @@ class TableReader:
         field = rules.text_field
         if field is not None:
             self._check_text(field)
-        first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
+        first = bisect_left(self.starts, start)
+        last = bisect_left(self.starts, stop)
         record = 0
         with _wrap_arrow_errors(self.source):
             for offset, batch in self._groups.batches(first, last, field):
@@ -275,18 +279,21 @@ def _list_messages(file: BinaryIO, size: int) -> list[_ArrowMessage]:
     file.seek(0)
     offset = 0
     if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
-        offset, size = 8, _find_footer_start(file, size)
+        offset = 8
+        size = _find_footer_start(file, size)
     messages: list[_ArrowMessage] = []
     while offset < size:
         file.seek(offset)
         head = file.read(8)
         if len(head) < 4:
             raise ValueError("it is cut short")
-        length, prefix = struct.unpack("<i", head[:4])[0], 4
+        length = struct.unpack("<i", head[:4])[0]
+        prefix = 4
         if length & 0xFFFFFFFF == _CONTINUATION_MARKER:
             if len(head) < 8:
                 raise ValueError("it is cut short")
-            length, prefix = struct.unpack("<i", head[4:])[0], 8
+            length = struct.unpack("<i", head[4:])[0]
+            prefix = 8
         if length == 0:
             break
         if not 0 < length <= _MAX_METADATA_BYTES:
@@ -337,10 +344,12 @@ class _ConcatenatedRanges(ReadOnlyFile):
     """Concatenated byte ranges of a file, as one file."""
 
     def __init__(self, file: BinaryIO, byte_ranges: list[tuple[int, int]]) -> None:
-        self._file, self._remaining_ranges = file, byte_ranges[::-1]
+        self._file = file
+        self._remaining_ranges = byte_ranges[::-1]
 
     def read(self, size: int | None = -1) -> bytes:
-        chunks, size = [], -1 if size is None else size
+        chunks = []
+        size = -1 if size is None else size
         while size and self._remaining_ranges:
             start, stop = self._remaining_ranges.pop()
             self._file.seek(start)

@@ -62,7 +62,8 @@ class FixedDelimiter:
         records = block.split(self._mark)
         if not records[-1]:
             records.pop()
-        starts, offset = [], 0
+        starts = []
+        offset = 0
         for record in records:
             starts.append(offset)
             offset += len(record) + len(self._mark)
@@ -98,7 +99,9 @@ class BlankLineDelimiter:
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return the paragraphs, without surrounding line ends, and their offsets."""
-        records, starts, offset = [], [], 0
+        records = []
+        starts = []
+        offset = 0
         for match in _PARAGRAPH_DELIMITER.finditer(block):
             records.append(block[offset : match.start()].strip(b"\r\n"))
             starts.append(offset)
@@ -135,7 +138,8 @@ def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLim
     Memory holds at most a record of ``record_bytes`` and a chunk. Larger records are skipped and
     reported by their beginning.
     """
-    offset, carry = stream.position, b""
+    offset = stream.position
+    carry = b""
     while True:
         data = stream.read(max(limits.chunk_bytes, min(len(carry), _MAX_BLOCK_BYTES)))
         if not data:
@@ -147,7 +151,8 @@ def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLim
         if end:
             # A suspended generator keeps its locals alive, and a block may be very large.
             ready = [RecordBlock(offset, carry[:end])]
-            carry, offset = carry[end:], offset + end
+            carry = carry[end:]
+            offset = offset + end
             yield ready.pop()
         if len(carry) > limits.record_bytes + _MAX_BLOCK_BYTES:
             start = carry[:SNIPPET_BYTES]
@@ -195,12 +200,15 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     if is_unmeasured and len(buffer) <= limits.whole_text_bytes:
         yield _make_whole_record(stream, buffer, limits.record_bytes)
         return
-    offset, record, at_end = stream.position - len(buffer), 0, False
+    offset = stream.position - len(buffer)
+    record = 0
+    at_end = False
     while not at_end:
         data = stream.read_up_to(max(limits.chunk_bytes, 2 * limits.document_bytes + 1))
         buffer += data
         at_end = not data
-        batch, start = Records(), 0
+        batch = Records()
+        start = 0
         if offset == 0 and (bad := find_records(buffer)):
             # The rest is not read: it is no text.
             yield Records(bad=[bad], records_read=1)
@@ -208,8 +216,10 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         while start < len(buffer) and (at_end or len(buffer) - start > 2 * limits.document_bytes):
             end = find_document_end(buffer, start, limits)
             _add_document(batch, record, offset + start, buffer[start:end])
-            record, start = record + 1, end
-        buffer, offset = buffer[start:], offset + start
+            record += 1
+            start = end
+        buffer = buffer[start:]
+        offset = offset + start
         yield batch
 
 
@@ -217,7 +227,9 @@ def read_delimited(
     stream: PartStream, rules: ReadRules, *, make_delimiter: Callable[[ReadRules], Delimiter]
 ) -> Iterator[Records]:
     """Yield text documents between delimiters; lines come without their line ends."""
-    record, delimiter, limits = 0, make_delimiter(rules), rules.limits
+    record = 0
+    delimiter = make_delimiter(rules)
+    limits = rules.limits
     for block in iter_record_blocks(stream, delimiter, limits):
         batch = _split_block(block, record, delimiter, limits.record_bytes)
         record += batch.records_read
@@ -246,11 +258,14 @@ def _add_document(batch: Records, record: int, offset: int, data: bytes) -> None
     """Decode one document and add it, or add its fault."""
     batch.records_read += 1
     if offset == 0 and data.startswith(BOM):
-        data, offset = data[len(BOM) :], len(BOM)
+        data = data[len(BOM) :]
+        offset = len(BOM)
     try:
-        text, fault_index = data.decode(), data.find(b"\0")
+        text = data.decode()
+        fault_index = data.find(b"\0")
     except UnicodeDecodeError as error:
-        text, fault_index = "", error.start
+        text = ""
+        fault_index = error.start
     is_bad = fault_index >= 0
     batch.add(record, offset, make_non_text_record(record, offset, data, fault_index) if is_bad else text)
 
@@ -266,7 +281,8 @@ def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:
         start: start of the document in the buffer.
         limits: sizes that decide documents.
     """
-    min_end, max_end = start + limits.document_bytes, start + 2 * limits.document_bytes
+    min_end = start + limits.document_bytes
+    max_end = start + 2 * limits.document_bytes
     if len(buffer) <= min_end:
         return len(buffer)
     best_cut = find_best_cut(buffer, min_end, min(max_end, len(buffer)))

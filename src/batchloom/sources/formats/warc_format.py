@@ -18,7 +18,8 @@ from batchloom.sources.formats.record_faults import describe_missing_field, exce
 from batchloom.text import CleanFunction, DroppedText, HtmlSettings, make_html_step
 
 WARC_MAGIC: Final = b"WARC/"
-_CHUNK_BYTES, _MAX_HEADER_BYTES = 1 << 20, 256 << 10
+_CHUNK_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 256 << 10
 _BATCH_RECORDS = 256
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _NEXT_RECORD = re.compile(rb"\n(?=WARC/[01]\.)")
@@ -81,9 +82,12 @@ class _WarcReader:
     """
 
     def __init__(self, stream: PartStream, rules: ReadRules) -> None:
-        self._stream, self._max_bytes = stream, rules.limits.record_bytes
+        self._stream = stream
+        self._max_bytes = rules.limits.record_bytes
         # The window, the offset of its first byte in the source, and the position in it.
-        self._data, self._offset, self._at = b"", stream.position, 0
+        self._data = b""
+        self._offset = stream.position
+        self._at = 0
         self.count = 0
 
     def read(self) -> Iterator[tuple[int, dict[str, str]] | BadRecord | str]:
@@ -195,7 +199,8 @@ class _WarcReader:
     def _read_more(self) -> bool:
         data = self._stream.read(_CHUNK_BYTES)
         self._offset += self._at
-        self._data, self._at = self._data[self._at :] + data, 0
+        self._data = self._data[self._at :] + data
+        self._at = 0
         return bool(data)
 
 

@@ -29,7 +29,8 @@ _NAME_PATTERN = re.compile(r"((?:.*/|)[^./][^/.]*)\.([^/]*)", re.DOTALL)
 _TEXT_SUFFIXES = (".txt", ".caption")
 _RECORD_SUFFIX = ".json"
 _SNIFFED_ENTRIES = 64
-_BATCH_SAMPLES, _BATCH_BYTES = 1000, 4 << 20
+_BATCH_SAMPLES = 1000
+_BATCH_BYTES = 4 << 20
 _BUFFER_BYTES = 64 << 10
 _TRUNCATED = "it is cut short"
 # Errors of a file that is no tar; listing it as another archive reports them.
@@ -43,7 +44,8 @@ def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
     """
     if archive.kind != "tar":
         return None
-    unread, has_medium = set(), False
+    unread = set()
+    has_medium = False
     try:
         with (
             open_location(archive.path, archive.size, archive.mtime_ns) as file,
@@ -54,7 +56,8 @@ def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
                     break
                 if not entry.isreg() or not _NAME_PATTERN.fullmatch(entry.name):
                     continue
-                is_medium, suffix = detect_medium_kind(entry.name) is not None, get_suffix(entry.name).lower()
+                is_medium = detect_medium_kind(entry.name) is not None
+                suffix = get_suffix(entry.name).lower()
                 has_medium = has_medium or is_medium
                 if not is_medium and suffix not in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
                     unread.add(suffix)
@@ -77,7 +80,8 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """
     reader = _WebDatasetReader(stream, rules.limits)
     with closing(reader.iter_samples()) as samples:
-        batch, begin = Records(), stream.position
+        batch = Records()
+        begin = stream.position
         for number, sample in enumerate(samples):
             batch.records_read += 1
             row: Any = sample.make_row()
@@ -86,7 +90,8 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
             batch.add(number, sample.offset, row)
             if batch.records_read >= _BATCH_SAMPLES or stream.position - begin >= _BATCH_BYTES:
                 yield batch
-                batch, begin = Records(), stream.position
+                batch = Records()
+                begin = stream.position
         yield batch
 
 
@@ -169,14 +174,16 @@ class _WebDatasetReader:
     """Reader of the files of a tar."""
 
     def __init__(self, stream: PartStream, limits: ReadLimits) -> None:
-        self._stream, self._limits = stream, limits
+        self._stream = stream
+        self._limits = limits
         source = stream.source
         self._file = source.path.rpartition("/")[2]
         self._is_local_tar = source.compression is None and not is_url(source.path)
 
     def iter_samples(self) -> Generator[_WebDatasetSample]:
         """Yield the samples in tar order."""
-        name, offset = self._stream.source.name, 0
+        name = self._stream.source.name
+        offset = 0
         try:
             with tarfile.open(
                 fileobj=cast("BinaryIO", self._stream),

@@ -77,7 +77,8 @@ class DroppedDuplicates:
         Args:
             record_counts: number of records of each part of the store.
         """
-        digest, is_in_range = xxhash.xxh3_128(), True
+        digest = xxhash.xxh3_128()
+        is_in_range = True
         for run in self.iter_runs():
             digest.update(run.tobytes())
             parts, records = split_pair_numbers(np.concatenate([run["kept"], run["dropped"]]))
@@ -101,7 +102,8 @@ def write_dropped_duplicates(path: Path, tables: Iterable[NDArray[np.void]], ban
         OutputError: the file cannot be written.
     """
     partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
-    digest, count = xxhash.xxh3_128(), 0
+    digest = xxhash.xxh3_128()
+    count = 0
     with wrap_os_errors("write", path):
         with partial_path.open("wb") as file:
             file.seek(_HEADER_BYTES)

@@ -616,7 +616,8 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
 
 
 def _list_history_faults(manifest: Manifest) -> list[str]:
-    generation, history = manifest.generation, manifest.history
+    generation = manifest.generation
+    history = manifest.history
     numbers = [entry.number for entry in history]
     # The length is compared first: a damaged generation number could make the range huge.
     if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
@@ -631,7 +632,8 @@ def _list_history_faults(manifest: Manifest) -> list[str]:
 
 def _list_layer_faults(generation: int, subset: SubsetEntry) -> list[str]:
     """List the contradictions in a subset's layers and removed documents."""
-    faults, removed = [], subset.removed
+    faults = []
+    removed = subset.removed
     if removed and not (
         1 < removed.generation <= generation
         and 0 < removed.documents <= subset.documents

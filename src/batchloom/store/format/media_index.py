@@ -201,7 +201,8 @@ def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> 
         return "media of a document overlap"
     if int(rows["kind"].max()) >= len(MEDIUM_KINDS):
         return f"a medium has the unknown kind {int(rows['kind'].max())}"
-    begins, sizes = rows["place"].astype(np.int64), rows["place_size"].astype(np.int64)
+    begins = rows["place"].astype(np.int64)
+    sizes = rows["place_size"].astype(np.int64)
     if (begins < 0).any() or (begins + sizes > locations_size).any():
         return "locations of media are outside the file"
     return ""

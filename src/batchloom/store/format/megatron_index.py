@@ -128,7 +128,8 @@ class MegatronIndex:
         sizes = self.lengths[order].astype(np.int64) * self.dtype.itemsize
         wrong = np.flatnonzero(self.pointers[order] != np.cumsum(sizes) - sizes)
         if wrong.size:
-            sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+            sequence = int(order[wrong[0]])
+            expected_byte = int(sizes[: wrong[0]].sum())
             raise StoreError(
                 f"{self.path} points sequence {sequence} to byte {self.pointers[sequence]} of the .bin, but the one "
                 f"before it ends at {expected_byte}: sequences overlap or leave gaps, so documents hold tokens of "

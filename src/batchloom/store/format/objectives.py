@@ -4,7 +4,11 @@ from typing import Literal, NamedTuple
 
 # Empty for the next token.
 ObjectiveName = Literal["", "pairs", "labels", "prompts"]
-CHOSEN, REJECTED, GOOD, BAD, PROMPT = 1, 2, 3, 4, 5
+CHOSEN = 1
+REJECTED = 2
+GOOD = 3
+BAD = 4
+PROMPT = 5
 SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt")
 
 

@@ -58,13 +58,19 @@ _FLAGS_ADDRESS = struct.Struct("=2q")
 NO_FLAGS = bytes(_FLAGS_ADDRESS.size)
 # Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
 HEADER = struct.Struct("<8sQQQ")
-_MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
-_PAIRS_MAGIC, _FIELDS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMFELD\x00", b"BLMBAND\x00"
-DOCS_MAGIC, SUMS_MAGIC = b"BLMDOCS\x00", b"BLMSUMS\x00"
+_MASK_MAGIC = b"BLMMASK\x00"
+_WEIGHTS_MAGIC = b"BLMWGHT\x00"
+_PAIRS_MAGIC = b"BLMPAIR\x00"
+_FIELDS_MAGIC = b"BLMFELD\x00"
+_BANDS_MAGIC = b"BLMBAND\x00"
+DOCS_MAGIC = b"BLMDOCS\x00"
+SUMS_MAGIC = b"BLMSUMS\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
-PAIR_ROW_BYTES, PROVENANCE_ROW_BYTES = 9, 36
+PAIR_ROW_BYTES = 9
+PROVENANCE_ROW_BYTES = 36
 # A checksum alone, or a checksum followed by the number of tokens before the block.
-PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
+PLAIN_ENTRY_BYTES = 8
+COUNTED_ENTRY_BYTES = 16
 # Checksums of a .bin that one root checksum covers.
 ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 # A pair number holds the part above the record.
@@ -165,7 +171,9 @@ class LossMask:
     __slots__ = ("address", "bits", "tokens", "trained")
 
     def __init__(self, tokens: int, trained: int, bits: NDArray[np.uint8]) -> None:
-        self.tokens, self.trained, self.bits = tokens, trained, bits
+        self.tokens = tokens
+        self.trained = trained
+        self.bits = bits
         self.address = _FLAGS_ADDRESS.pack(get_address(bits), 1)
 
     def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -199,7 +207,9 @@ class LossWeights:
     __slots__ = ("address", "codes", "tokens", "trained")
 
     def __init__(self, tokens: int, trained: int, codes: NDArray[np.uint8]) -> None:
-        self.tokens, self.trained, self.codes = tokens, trained, codes
+        self.tokens = tokens
+        self.trained = trained
+        self.codes = codes
         self.address = _FLAGS_ADDRESS.pack(get_address(codes), 0)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -433,7 +443,8 @@ def compute_block_checksums(data: Any) -> ChecksumArray:
 
     The last block may be shorter.
     """
-    view, digest = memoryview(data).cast("B"), xxhash.xxh3_64_intdigest
+    view = memoryview(data).cast("B")
+    digest = xxhash.xxh3_64_intdigest
     checksums = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
     return np.array(checksums, np.uint64)
 
@@ -447,7 +458,8 @@ class BlockChecksums:
     """
 
     def __init__(self, width: int = PLAIN_ENTRY_BYTES) -> None:
-        self._width, self._partial_block = width, bytearray()
+        self._width = width
+        self._partial_block = bytearray()
         self._checksums: list[ChecksumArray] = []
         self._tokens: list[ChecksumArray] = []
 
@@ -496,7 +508,8 @@ class BlockChecksums:
 
 def compute_file_checksums(path: Path) -> BlockChecksums:
     """Compute the block checksums of a file."""
-    checksums, view = BlockChecksums(), map_file(path)
+    checksums = BlockChecksums()
+    view = map_file(path)
     for start in range(0, len(view), _CHUNK_BYTES):
         chunk = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
         checksums.append(chunk.data)
@@ -539,7 +552,9 @@ class ChecksumFile:
     """
 
     def __init__(self, path: Path, root_checksums: ChecksumArray, data: memoryview) -> None:
-        self.path, self._root_checksums, self._data = path, root_checksums, data
+        self.path = path
+        self._root_checksums = root_checksums
+        self._data = data
         self.entries = data.cast("Q")
         self.verified = bytearray(len(root_checksums))
 

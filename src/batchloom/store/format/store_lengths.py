@@ -22,7 +22,9 @@ from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wro
 # Smaller lengths files are fast to read completely and need no read-ahead.
 _LARGE_ARRAY = 1 << 22
 # Requests outside these limits get no read-ahead: fewer lengths than a pool has, too many lengths, or too many pages.
-_MIN_READ_AHEAD, _MAX_READ_AHEAD, _MAX_READ_AHEAD_PAGES = 1024, 1 << 17, 1 << 13
+_MIN_READ_AHEAD = 1024
+_MAX_READ_AHEAD = 1 << 17
+_MAX_READ_AHEAD_PAGES = 1 << 13
 _NO_LIMIT = 1 << 32
 _REMOVED_MAGIC = b"BLMGONE\x00"
 
@@ -42,7 +44,8 @@ class StoreLengths:
     __slots__ = ("_arrays", "_longest", "_maps", "_requested_pages", "_starts", "_taken_counts", "layers", "size")
 
     def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
-        self._arrays, self._longest = arrays, longest
+        self._arrays = arrays
+        self._longest = longest
         self._maps = [_find_mapping(array) for array in arrays]
         # For each array: the requested pages, and the number of lengths taken since the first request.
         self._requested_pages: dict[int, NDArray[np.bool_]] = {}
@@ -84,7 +87,8 @@ class StoreLengths:
         The lengths of a pool of a large store lie on a thousand scattered pages. Page faults read them one by one,
         each with its neighbours, several times slower.
         """
-        array, mapped = self._arrays[layer], self._maps[layer]
+        array = self._arrays[layer]
+        mapped = self._maps[layer]
         if array.size < _LARGE_ARRAY or not _MIN_READ_AHEAD <= len(documents) <= _MAX_READ_AHEAD or mapped is None:
             return
         requested_pages = self._requested_pages.get(layer)

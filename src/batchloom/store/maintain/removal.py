@@ -87,7 +87,8 @@ class DocumentSelection:
             for entry in source.parts:
                 self._part_selected[part] = number in self._sources
                 self._part_ranges.setdefault(source.name, []).append((part, first_record, entry.records))
-                first_record, part = first_record + entry.records, part + 1
+                first_record = first_record + entry.records
+                part += 1
         if documents_file is not None:
             self._add_file(documents_file, manifest)
         self._sorted_numbers = {
@@ -119,7 +120,8 @@ class DocumentSelection:
     def _add_line(self, line: SelectionLine, manifest: Manifest) -> str:
         """Add the document of a line; return the fault of an invalid line, else ""."""
         if match := _NUMBER_PATTERN.fullmatch(line.text):
-            subset, number = match[1], int(match[2])
+            subset = match[1]
+            number = int(match[2])
             document_count = manifest.subsets[subset].documents if subset in manifest.subsets else 0
             if number >= document_count:
                 return f"there is no document {line.text}: subset {subset} has {document_count:,}, numbered from 0"
@@ -354,7 +356,8 @@ class _SelectedCounts:
     def __init__(self, base: Manifest) -> None:
         self._base = base
         parts = sum(len(source.parts) for source in base.sources)
-        self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
+        self._documents = np.zeros(parts, np.int64)
+        self._tokens = np.zeros(parts, np.int64)
 
     def add(self, store: Store, numbers: NDArray[np.int64]) -> None:
         for shard, first in enumerate(store.shards.bounds[:-1]):
@@ -475,7 +478,8 @@ def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] 
 
 def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tuple[Manifest, int]:
     """Write the compacted shards; return the manifest and the number of new shards."""
-    numbers, rewritten = next_shard_numbers(base), 0
+    numbers = next_shard_numbers(base)
+    rewritten = 0
     subsets: dict[str, SubsetEntry] = {}
     counts = _SelectedCounts(base)
     for name, entry in base.subsets.items():

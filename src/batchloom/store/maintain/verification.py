@@ -137,7 +137,8 @@ def verify_store(
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
-        verdict.data, verdict.used = "unknown", describe_use(verdict, {})
+        verdict.data = "unknown"
+        verdict.used = describe_use(verdict, {})
         return verdict
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     on_bytes_read = progress or (lambda _: None)
@@ -265,7 +266,8 @@ def _list_subset_faults(
         lengths = map_lengths(folder, subset)
     except StoreError as error:
         return [*faults, str(error)]
-    start, last = 0, -1
+    start = 0
+    last = -1
     for shard in subset.shards:
         shard_lengths = lengths.slice(start, start + shard.documents)
         start += shard.documents
@@ -288,7 +290,8 @@ def _list_shard_faults(
     manifest: Manifest,
     on_bytes_read: Callable[[int], None],
 ) -> list[str]:
-    faults, dtype = [], TOKEN_DTYPES[manifest.dtype]
+    faults = []
+    dtype = TOKEN_DTYPES[manifest.dtype]
     index = map_index(stem.with_suffix(".idx"))
     if not np.array_equal(index.lengths, lengths):
         faults.append(f"{stem}.idx: its lengths differ from {LENGTHS_NAME}.")
@@ -338,7 +341,8 @@ def _scan_tokens(
     checksums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
     """Return the lowest and highest id of a ``.bin`` (0 if empty) and its checksum."""
-    digest, ranges = xxhash.xxh3_128(), []
+    digest = xxhash.xxh3_128()
+    ranges = []
     for begin in range(0, len(view), _CHUNK_BYTES):
         block = view[begin : begin + _CHUNK_BYTES]
         digest.update(block)
@@ -386,10 +390,12 @@ def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
 
 
 def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
-    path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
+    path = stem.with_suffix(".media")
+    blobs = stem.with_suffix(".blobs")
     if shard.media is None:
         return []
-    media, faults = map_media(path, shard.documents), []
+    media = map_media(path, shard.documents)
+    faults = []
     ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
     if (ends > lengths[media.rows["document"]]).any():
         faults.append(f"{path}: media extend past the end of their documents.")
@@ -402,7 +408,8 @@ def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
             faults.append(f"{file_path}: has {len(map_file(file_path)):,} bytes, the manifest says {expected_size:,}.")
     stored_media = media.rows[media.rows["blob"] != NOT_STORED]
     if len(stored_media):
-        size, end = len(map_file(blobs)), int((stored_media["blob"] + stored_media["size"]).max())
+        size = len(map_file(blobs))
+        end = int((stored_media["blob"] + stored_media["size"]).max())
         if end != size:
             faults.append(f"{blobs}: has {size:,} bytes, its media end at {end:,}.")
     elif blobs.exists():
@@ -432,7 +439,8 @@ def _list_field_faults(stem: Path, shard: ShardEntry) -> list[str]:
     if shard.fields is None:
         return []
     path = stem.with_suffix(".fields")
-    fields, size = map_fields(path, shard.documents), len(map_file(path))
+    fields = map_fields(path, shard.documents)
+    size = len(map_file(path))
     faults = []
     if size != shard.fields_bytes:
         faults.append(f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes:,}.")
@@ -452,7 +460,8 @@ def _list_block_checksum_faults(path: Path, expected_checksum: str | None, check
 
 def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
     """List the faults of a shard's ``.pairs``; also return its last pair number."""
-    path, faults = stem.with_suffix(".pairs"), []
+    path = stem.with_suffix(".pairs")
+    faults = []
     sides = map_pair_index(path, shard.documents, manifest.objective)
     provenance = map_provenance(stem.with_suffix(".docs"))
     if not np.array_equal(sides.pairs, compute_pair_numbers(provenance.parts, provenance.records)):
@@ -515,7 +524,8 @@ def _list_older_faults(folder: Path, newest: Manifest) -> list[str]:
     Files shared with ``newest`` are verified with it. This function verifies that an older generation
     has no other files except its removed documents, and that the histories agree.
     """
-    faults, last = [], newest.history[-1]
+    faults = []
+    last = newest.history[-1]
     own_entry = make_generation_entry(newest, last.made, last.selected)
     for name in own_entry.__struct_fields__:
         if getattr(own_entry, name) != getattr(last, name):
@@ -574,7 +584,9 @@ def _list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
 
 def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
     """List the counts in a manifest that are wrong, one sentence each."""
-    counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
+    counts = manifest.counts
+    subsets = manifest.subsets.values()
+    sources = manifest.sources
     records = sum(part.records for source in sources for part in source.parts)
     stored_and_dropped = counts.documents + counts.quarantined + sum(counts.dropped.values()) - counts.further
     noun = "pairs" if manifest.objective == "pairs" else "documents"
@@ -588,7 +600,8 @@ def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
         ("quarantined records", counts.quarantined, quarantine, sum(_count_lines(folder / name) for name in names)),
     ]
     documents, tokens = _count_by_part(folder, manifest)
-    part, own = 0, "the documents that name it as their source"
+    part = 0
+    own = "the documents that name it as their source"
     for source in sources:
         part_slice = slice(part, part := part + len(source.parts))
         comparisons += [
@@ -611,7 +624,8 @@ def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
     counts = np.array([part.records for source in manifest.sources for part in source.parts], np.uint64)
     # A kept document may have been removed later, and is then missing after a compaction.
     is_compacted = any(entry.made == "compacted" for entry in manifest.all_history)
-    total, path = 0, folder
+    total = 0
+    path = folder
     for entry in manifest.all_history:
         try:
             duplicates = map_dropped_duplicates(folder, entry.number) if entry.has_inputs else None
@@ -620,7 +634,8 @@ def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
             continue
         if duplicates is None:
             continue
-        total, path = total + len(duplicates.rows), duplicates.path
+        total += len(duplicates.rows)
+        path = duplicates.path
         fault = duplicates.find_fault(counts)
         if not fault and not is_compacted and (missing := _count_missing_records(folder, manifest, duplicates)):
             fault = f"{missing:,} of its rows name a kept record that is not stored"
@@ -659,9 +674,11 @@ def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64],
     The last element counts documents of unlisted parts.
     """
     parts = sum(len(source.parts) for source in manifest.sources)
-    documents, tokens = np.zeros(parts + 1, np.int64), np.zeros(parts + 1, np.int64)
+    documents = np.zeros(parts + 1, np.int64)
+    tokens = np.zeros(parts + 1, np.int64)
     for name, subset in manifest.subsets.items():
-        lengths, start = map_lengths(folder / name, subset), 0
+        lengths = map_lengths(folder / name, subset)
+        start = 0
         for shard in subset.shards:
             provenance = map_provenance((folder / name / shard.name).with_suffix(".docs"))
             part_indices = np.minimum(provenance.parts, parts)
@@ -737,7 +754,8 @@ class _StoreCopy:
     """Local copy of a remote store's files, downloaded when needed."""
 
     def __init__(self, base: str, folder: Path) -> None:
-        self._base, self._folder = base, folder
+        self._base = base
+        self._folder = folder
 
     def copy_store_files(self) -> None:
         self._copy_manifest(MANIFEST_NAME, None)

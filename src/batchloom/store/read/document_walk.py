@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _MAX_DOCUMENTS = 1 << 14
 _MAX_TOKENS = 1 << 20
 # Documents per step of a search, and per step of a sequential scan.
-_SEARCH_POINTS, _SCAN_DOCUMENTS = 16, 1 << 16
+_SEARCH_POINTS = 16
+_SCAN_DOCUMENTS = 1 << 16
 # A part has fewer than 2**40 records.
 _RECORD_BITS = 40
 
@@ -65,14 +66,16 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
     part_table = None if store.manifest is None else store.reader.part_table
     bounds = store.shards.bounds
     for number in range(len(store.shards)) if shard is None else (shard,):
-        first, stop = bounds[number], bounds[number + 1]
+        first = bounds[number]
+        stop = bounds[number + 1]
         sources = records = None
         if part_table is not None:
             provenance = store.provenance.shard(number)
             sources = part_table.numbers[provenance.parts]
             records = part_table.preceding_records[provenance.parts] + provenance.records.astype(np.int64)
         sides = store.shards.sides(number) if store.contents.objective else None
-        fields, columns = store.shards.fields(number), store.shards.columns(number)
+        fields = store.shards.fields(number)
+        columns = store.shards.columns(number)
         for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)
             numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -191,7 +194,9 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
 
 
 def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:
-    low, high, step = start, stop, 2 * _SEARCH_POINTS
+    low = start
+    high = stop
+    step = 2 * _SEARCH_POINTS
     is_ordered = True
     while is_ordered and high - low > _SEARCH_POINTS:
         candidates = np.linspace(low, high - 1, _SEARCH_POINTS).astype(np.int64)
@@ -202,7 +207,8 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
         is_ordered = bool((records[1:] >= records[:-1]).all())
     if not is_ordered:
         # Batchloom writes records in ascending order; any other layer is scanned completely.
-        low, step = start, _SCAN_DOCUMENTS
+        low = start
+        step = _SCAN_DOCUMENTS
     documents: list[int] = []
     while low < stop:
         candidates = np.arange(low, min(low + step, stop))

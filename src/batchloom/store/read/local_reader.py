@@ -52,17 +52,18 @@ class LocalReader(SubsetReader):
         self._index_blocks: IndexBlocks | None = None
         if manifest is None:
             shard, self._index_blocks = map_prefix(path)
-            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(shard.lengths), np.empty(0, np.int64)
+            dtype = shard.tokens.dtype
+            lengths = StoreLengths(shard.lengths)
+            removed = np.empty(0, np.int64)
             locations = [ShardLocation(path, lengths.size, shard.tokens.nbytes, shard)]
         else:
-            entry, folder = manifest.subsets[split], path / split
+            entry = manifest.subsets[split]
+            folder = path / split
             if verify != "off":
                 self._checks = FirstRead(folder, entry, always=verify == "full")
-            dtype, lengths, removed = (
-                TOKEN_DTYPES[manifest.dtype],
-                map_lengths(folder, entry),
-                map_removed(folder, entry),
-            )
+            dtype = TOKEN_DTYPES[manifest.dtype]
+            lengths = map_lengths(folder, entry)
+            removed = map_removed(folder, entry)
             locations = [ShardLocation(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
         super().__init__(str(path), manifest, split, ShardTable(locations), dtype, lengths=lengths, removed=removed)
         self._shift = dtype.itemsize.bit_length() - 1
@@ -109,12 +110,14 @@ class LocalReader(SubsetReader):
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         stops = starts + lengths
         refuse_ranges_beyond(self.lengths, documents, stops, self.name)
-        mapped, shift = self._shards, self._shift
+        mapped = self._shards
+        shift = self._shift
         opened = mapped.opened
         shards = self.table.shards_of(documents)
         rows = documents - self.table.starts[shards]
         views: list[NDArray[np.generic]] = []
-        previous_openings, checks = mapped.openings, self._checks
+        previous_openings = mapped.openings
+        checks = self._checks
         begins: list[int] = []
         for shard, row, start, stop in zip(
             shards.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), strict=True
@@ -123,7 +126,8 @@ class LocalReader(SubsetReader):
             if files is None:
                 if mapped.openings - previous_openings > mapped.limit // 2:
                     # A view keeps its shard's file open after the shard was unmapped, so old views are copied.
-                    views, previous_openings = [view.copy() for view in views], mapped.openings
+                    views = [view.copy() for view in views]
+                    previous_openings = mapped.openings
                 files = mapped.map(shard)
             pointers, tokens, _, _ = files
             begin = pointers[row] >> shift
@@ -197,7 +201,10 @@ class FirstRead:
     """Verification of one subset as it is read."""
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
-        self._folder, self._subset, self.always, self.max_mapped = folder, subset, always, 16
+        self._folder = folder
+        self._subset = subset
+        self.always = always
+        self.max_mapped = 16
         # Each shard gets one extra block: an empty document at its end begins there.
         blocks = np.array([-(-shard.bytes // BLOCK_BYTES) + 1 for shard in subset.shards], np.int64)
         self._bases = np.cumsum(blocks) - blocks
@@ -230,12 +237,14 @@ class FirstRead:
         owners = shards[pending_spans].repeat(counts)
         if not self.always:
             unverified = ~self._verified_blocks.take(blocks)
-            blocks, owners = blocks[unverified], owners[unverified]
+            blocks = blocks[unverified]
+            owners = owners[unverified]
         self._verify_blocks(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
         self._verified_blocks[blocks] = True
 
     def _verify_blocks(self, owners: list[int], blocks: list[int]) -> None:
-        digest, shards = xxhash.xxh3_64_intdigest, self._shards
+        digest = xxhash.xxh3_64_intdigest
+        shards = self._shards
         for shard, block in zip(owners, blocks, strict=True):
             data, checksums = shards.get(shard) or self._map(shard)
             if not checksums.verified[block // ENTRIES_PER_BLOCK]:

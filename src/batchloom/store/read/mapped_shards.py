@@ -26,7 +26,8 @@ _LARGE_INDEX = 1 << 22
 _MAX_MAPPED = 2048
 _SPARE_FILES = 256
 _EDGE_BYTES = 1 << 20
-_BLOCK_DOCUMENTS, _CACHED_BLOCKS = 64, 1 << 13
+_BLOCK_DOCUMENTS = 64
+_CACHED_BLOCKS = 1 << 13
 # ``Shard`` of kernel.c, and its token types.
 _ADDRESS = struct.Struct("=5q")
 _TOKEN_TYPES = ("|u1", "|i1", "<i2", "<i4", "<i8", "<u2", "<u4")
@@ -72,7 +73,8 @@ class IndexBlocks:
 
 def _copy_block(path: Path, descriptor: int, shard: MappedShard, number: int) -> MappedShard:
     """Copy the index of one block; the file descriptor is that of the index."""
-    documents, first = len(shard.lengths), number * _BLOCK_DOCUMENTS
+    documents = len(shard.lengths)
+    first = number * _BLOCK_DOCUMENTS
     count = min(_BLOCK_DOCUMENTS, documents - first)
     try:
         lengths = os.pread(descriptor, 4 * count, HEADER.size + 4 * first)
@@ -149,7 +151,9 @@ class MappedShards:
     def __init__(
         self, table: ShardTable, dtype: np.dtype[np.generic], lengths: Callable[[int, int], NDArray[np.uint32]]
     ) -> None:
-        self.table, self.dtype, self.limit = table, dtype, _MAX_MAPPED
+        self.table = table
+        self.dtype = dtype
+        self.limit = _MAX_MAPPED
         self._lengths = lengths
         self.opened = [location.mapped for location in table.locations]
         self.openings = 0
@@ -158,7 +162,8 @@ class MappedShards:
     def map(self, number: int) -> MappedShard:
         shard = self.opened[number]
         if shard is None:
-            location, first = self.table.locations[number], self.table.bounds[number]
+            location = self.table.locations[number]
+            first = self.table.bounds[number]
             shard = map_shard(location, self.dtype, self._lengths(first, first + location.documents))
             self.opened[number] = shard
             self.openings += 1
@@ -169,7 +174,9 @@ class MappedShards:
 
     def map_all(self, numbers: list[int]) -> list[MappedShard] | None:
         """Return the shards of spans; None if they are too many to stay mapped together."""
-        shards, opened, previous_openings = [], self.opened, self.openings
+        shards = []
+        opened = self.opened
+        previous_openings = self.openings
         for number in numbers:
             shard = opened[number]
             if shard is None:

@@ -147,7 +147,8 @@ def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int
     The answer begins at the first trained token.
     """
     documents = np.array(numbers, np.int64)
-    starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)
+    starts = np.zeros_like(documents)
+    lengths = store.lengths.take(documents).astype(np.int64)
     answers = []
     for number, ids, trained in zip(
         numbers, store.read(documents, starts, lengths), store.mask(documents, starts, lengths), strict=True
@@ -186,7 +187,8 @@ class StoredPrompts:
     def __init__(self, store: Store, form: Literal["messages", "text"] | None = None) -> None:
         if form not in (None, "messages", "text"):
             raise SettingsError([f"form: {quote_value(form)} is not one of messages, text"])
-        self.store, self._form = store, form
+        self.store = store
+        self._form = form
         self._carried = _CarriedFields(store)
 
     def __len__(self) -> int:

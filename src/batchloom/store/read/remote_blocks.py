@@ -39,7 +39,8 @@ from batchloom.store.format.shard_sidecars import (
 from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS, BlockFetcher, RemoteFileTable
 
 # Maximum blocks of a request (1 MiB), and approximate blocks of a cache file (8 MiB).
-_MAX_REQUEST_BLOCKS, _MAX_FILE_BLOCKS = 256, 2048
+_MAX_REQUEST_BLOCKS = 256
+_MAX_FILE_BLOCKS = 2048
 # Groups in flight at the same time; received parts of unfinished groups stay in memory.
 _MAX_CONCURRENT_GROUPS = 8
 # Maximum share of unrequested blocks that are fetched to save requests.
@@ -47,7 +48,9 @@ _MAX_GAP_SHARE = 0.05
 # An epoch uses all lengths and checksums, so gaps of up to 64 KiB are fetched: another request would cost more.
 _SMALL_GAP_BLOCKS = 16
 # After so many rounds without progress, or so long a wait for other processes, a call fetches all blocks itself.
-_MAX_ROUNDS, _POLL_SECONDS, _MAX_WAIT_SECONDS = 8, 0.01, 120.0
+_MAX_ROUNDS = 8
+_POLL_SECONDS = 0.01
+_MAX_WAIT_SECONDS = 120.0
 
 
 @final
@@ -65,7 +68,10 @@ class RemoteBlocks:
     """
 
     def __init__(self, fetcher: BlockFetcher, files: RemoteFileTable, cache: BlockCache, verify: str) -> None:
-        self.files, self._fetcher, self._cache, self._verify = files, fetcher, cache, verify
+        self.files = files
+        self._fetcher = fetcher
+        self._cache = cache
+        self._verify = verify
         self._root_checksums: dict[int, NDArray[np.uint64]] = {}
         self._keys = np.argsort(files.keys[:, 0], kind="stable")
         self._refused_names: set[str] = set()
@@ -79,7 +85,8 @@ class RemoteBlocks:
         self._reset()
 
     def _reset(self) -> None:
-        self._index, self._cache_files = EMPTY_INDEX, CacheFileSet(self._cache.limit)
+        self._index = EMPTY_INDEX
+        self._cache_files = CacheFileSet(self._cache.limit)
         self._pinned_owners: set[int] = set()
         self._lock = threading.RLock()
 
@@ -100,7 +107,8 @@ class RemoteBlocks:
         """Return whether all blocks of some files are mapped and verified."""
         # Another thread may remove the files of an index that was read without the lock.
         with self._lock:
-            index, cache_files = self._index, self._cache_files.cache_files
+            index = self._index
+            cache_files = self._cache_files.cache_files
             if not index.sound.all() or subtract_intervals(self.files.list_intervals(numbers), index.intervals).size:
                 return False
             return all(cache_files[owner].data is not None for owner in np.unique(index.owners).tolist())
@@ -139,13 +147,17 @@ class RemoteBlocks:
 
     def _obtain(self, intervals: Intervals, fetched_blocks: CachedBlocks, *, always: bool) -> CachedBlocks:
         """Return cached blocks; add those that this call fetches to ``fetched_blocks``."""
-        is_refreshed, waited_seconds, rounds, fewest_missing = False, 0.0, 0, 1 << 62
+        is_refreshed = False
+        waited_seconds = 0.0
+        rounds = 0
+        fewest_missing = 1 << 62
         while rounds < _MAX_ROUNDS and waited_seconds < _MAX_WAIT_SECONDS:
             missing = subtract_intervals(intervals, self._index.intervals)
             if not missing.size:
                 if (cached_blocks := self._map_verified(intervals, always=always)) is not None:
                     return cached_blocks
-                is_refreshed, rounds = False, rounds + 1
+                is_refreshed = False
+                rounds += 1
                 continue
             if not is_refreshed:
                 self._refresh_index()
@@ -159,13 +171,12 @@ class RemoteBlocks:
                     self._fetch(subtract_intervals(requested_intervals, self._index.intervals), fetched_blocks)
                     # Processes that need the same blocks share the work, so only a round without progress counts.
                     missing_count = count_interval_blocks(subtract_intervals(intervals, self._index.intervals))
-                    rounds, fewest_missing = (
-                        rounds + (missing_count >= fewest_missing),
-                        min(missing_count, fewest_missing),
-                    )
+                    rounds = rounds + (missing_count >= fewest_missing)
+                    fewest_missing = min(missing_count, fewest_missing)
                     continue
             time.sleep(_POLL_SECONDS)
-            is_refreshed, waited_seconds = False, waited_seconds + _POLL_SECONDS
+            is_refreshed = False
+            waited_seconds = waited_seconds + _POLL_SECONDS
         # Cached blocks are evicted as fast as they are found, so this call fetches all of them itself.
         self._fetch(subtract_intervals(intervals, fetched_blocks.index.intervals), fetched_blocks)
         return fetched_blocks
@@ -174,7 +185,8 @@ class RemoteBlocks:
         self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
     ) -> list[NDArray[Any]] | None:
         """Return the views of :meth:`read` if all is mapped and verified, else None."""
-        index, ends = self._index, begins + sizes
+        index = self._index
+        ends = begins + sizes
         if not begins.size or not index.starts.size:
             return None
         first_rows, last_rows = (
@@ -188,7 +200,8 @@ class RemoteBlocks:
         rows = np.repeat(first_rows - np.cumsum(row_counts) + row_counts, row_counts) + np.arange(row_counts.sum())
         if not index.sound[rows].all():
             return None
-        cache_files, arrays = self._cache_files.cache_files, {}
+        cache_files = self._cache_files.cache_files
+        arrays = {}
         for owner in set(index.owners[rows].tolist()):
             cache_file = cache_files.get(owner)
             data = cache_file.data if cache_file is not None else None
@@ -227,7 +240,8 @@ class RemoteBlocks:
     def _find_damaged(self, cached_blocks: CachedBlocks, intervals: Intervals) -> NDArray[np.int64]:
         """Return the indices of intervals that do not match their checksums."""
         expected = self._list_expected(self._load_checksums(intervals), intervals)
-        begins, sizes = BLOCK_BYTES * intervals[:, 0], self.files.compute_sizes(intervals)
+        begins = BLOCK_BYTES * intervals[:, 0]
+        sizes = self.files.compute_sizes(intervals)
         contents = cached_blocks.view_ranges(begins, sizes, np.dtype(np.uint8))
         damaged_indices = [
             index
@@ -312,7 +326,9 @@ class RemoteBlocks:
     def _load_checksums(self, intervals: Intervals) -> CachedBlocks:
         """Return the verified checksum entries of blocks."""
         files = self.files.files
-        starts, stops, heads = [], [], set()
+        starts = []
+        stops = []
+        heads = set()
         for number, (first, stop) in zip(self.files.locate_files(intervals).tolist(), intervals.tolist(), strict=True):
             file = files[number]
             if file.check_method == "blocks":
@@ -332,11 +348,15 @@ class RemoteBlocks:
     def _list_expected(self, checksum_blocks: CachedBlocks, intervals: Intervals) -> list[NDArray[np.uint64] | None]:
         """List the checksums of each interval's blocks; None if not verified by blocks."""
         expected_checksums: list[NDArray[np.uint64] | None] = [None] * len(intervals)
-        indices, begins, sizes, widths = [], [], [], []
+        indices = []
+        begins = []
+        sizes = []
+        widths = []
         numbers = self.files.locate_files(intervals).tolist()
         for index, (number, (start, end)) in enumerate(zip(numbers, intervals.tolist(), strict=True)):
             file = self.files.files[number]
-            first, stop = start - file.base, end - file.base
+            first = start - file.base
+            stop = end - file.base
             if file.check_method == "entries":
                 expected_checksums[index] = self._root_checksums[file.checksum_file][first:stop]
             elif file.check_method == "blocks":
@@ -394,7 +414,8 @@ class RemoteBlocks:
         rows["blocks"] = group[:, 1] - group[:, 0]
         name, table, data = self._cache.keep(rows, contents)
         blocks = group[:, 1] - group[:, 0]
-        block_offsets, is_verified = np.cumsum(blocks) - blocks, np.ones(len(group), bool)
+        block_offsets = np.cumsum(blocks) - blocks
+        is_verified = np.ones(len(group), bool)
         with self._lock:
             owner = self._cache_files.add(CacheFile(name, table, data))
             self._index = add_to_index(self._index, owner, group, block_offsets, is_verified)

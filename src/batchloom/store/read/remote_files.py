@@ -188,7 +188,8 @@ class BlockFetcher:
     """
 
     def __init__(self, ranges: RangeFetcher, files: RemoteFileTable) -> None:
-        self._ranges, self._files = ranges, files
+        self._ranges = ranges
+        self._files = files
 
     @property
     def received(self) -> int:

@@ -113,7 +113,8 @@ class RemoteSubset(SubsetReader):
     def __init__(
         self, url: str, subset: str, manifest: Manifest, *, cache: Path, cache_limit: int, verify: VerifyMode
     ) -> None:
-        self.url, self.cache_limit = url.rstrip("/"), cache_limit
+        self.url = url.rstrip("/")
+        self.cache_limit = cache_limit
         name = self.name = redact_url(self.url)
         entry = self._entry = manifest.subsets[subset]
         # All generations use the cache name of the first one, to share their common blocks.
@@ -191,7 +192,8 @@ class RemoteSubset(SubsetReader):
     def _find_media_intervals(self, documents: Ids) -> Intervals:
         """Return the blocks of 4 KiB that hold the media of documents."""
         shards = self.table.shards_of(documents)
-        starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        starts = [np.empty(0, np.int64)]
+        stops = [np.empty(0, np.int64)]
         for shard in np.unique(shards).tolist():
             if ".blobs" not in self._files.shard_files[shard]:
                 continue
@@ -317,7 +319,9 @@ class RemoteLengths:
     """Lengths and token offsets of documents, fetched a few blocks at a time."""
 
     def __init__(self, blocks: RemoteBlocks, layers: list[int], tokens: list[int]) -> None:
-        self._blocks, self.layers, self.size = blocks, tuple(layers), sum(layers)
+        self._blocks = blocks
+        self.layers = tuple(layers)
+        self.size = sum(layers)
         self._starts = np.cumsum([0, *layers[:-1]])
         self._tokens = np.cumsum([0, *tokens[:-1]])
         files = blocks.files.files
@@ -354,7 +358,8 @@ class RemoteLengths:
         layer_documents = documents - self._starts[layers]
         keys = (layers << 44) | (layer_documents // _LENGTHS_PER_BLOCK)
         block_keys, rows = np.unique(keys, return_inverse=True)
-        block_layers, numbers = block_keys >> 44, block_keys & (1 << 44) - 1
+        block_layers = block_keys >> 44
+        numbers = block_keys & (1 << 44) - 1
         sizes = np.minimum(self._sizes[block_layers] - BLOCK_BYTES * numbers, BLOCK_BYTES)
         views = self._blocks.read(BLOCK_BYTES * (self._bases[block_layers] + numbers), sizes, np.dtype("<u4"))
         table = np.zeros((len(block_keys), _LENGTHS_PER_BLOCK), np.uint32)

@@ -80,7 +80,9 @@ class StoreContents:
     """
 
     def __init__(self, reader: SubsetReader, lengths: LengthReader) -> None:
-        self._manifest, self._reader, self._lengths = reader.manifest, reader, lengths
+        self._manifest = reader.manifest
+        self._reader = reader
+        self._lengths = lengths
         self._sources = reader.manifest.sources if reader.manifest else ()
         self.media = lengths.media if isinstance(lengths, FilteredLengths) else ""
         self.removed = reader.removed
@@ -155,7 +157,9 @@ class StoreProvenance:
     """Provenance of the documents of an open store."""
 
     def __init__(self, location: StoreLocation, reader: SubsetReader, shards: "StoreShards") -> None:
-        self._location, self._reader, self._shards = location, reader, shards
+        self._location = location
+        self._reader = reader
+        self._shards = shards
 
     def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document."""
@@ -187,7 +191,8 @@ class StoreShards:
     """Shards of an open subset; ``len`` is their number, 0 for synthetic data."""
 
     def __init__(self, location: StoreLocation, reader: SubsetReader) -> None:
-        self._location, self._reader = location, reader
+        self._location = location
+        self._reader = reader
 
     def __len__(self) -> int:
         return len(self._reader.table.locations)
@@ -277,8 +282,11 @@ class Store:
     def __init__(
         self, path: Path, reader: SubsetReader, location: StoreLocation, lengths: LengthReader | None = None
     ) -> None:
-        self.path, self.split, self.manifest = path, reader.split, reader.manifest
-        self.location, self.reader = location, reader
+        self.path = path
+        self.split = reader.split
+        self.manifest = reader.manifest
+        self.location = location
+        self.reader = reader
         self.lengths = reader.lengths if lengths is None else lengths
         self.tokens = lengths.tokens if isinstance(lengths, FilteredLengths) else reader.tokens
         self.dtype = reader.dtype
@@ -452,13 +460,17 @@ def decode_beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], max_tokens:
     firsts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
     sizes = np.diff(np.append(firsts, len(ids)))
     long_runs = np.flatnonzero(sizes >= _MIN_RUN)
-    texts, position, remaining_tokens = [], 0, max_tokens
+    texts = []
+    position = 0
+    remaining_tokens = max_tokens
     for run in long_runs.tolist():
-        first, size = int(firsts[run]), int(sizes[run])
+        first = int(firsts[run])
+        size = int(sizes[run])
         texts.append(tokenizer.decode(ids[position : min(first, position + remaining_tokens)]))
         remaining_tokens -= first - position
         if remaining_tokens <= 0:
             return "".join(texts)
         texts.append(f"{tokenizer.decode(ids[first : first + 1])}[x{size}]")
-        position, remaining_tokens = first + size, remaining_tokens - 1
+        position = first + size
+        remaining_tokens = remaining_tokens - 1
     return "".join([*texts, tokenizer.decode(ids[position : position + remaining_tokens])])

@@ -25,7 +25,8 @@ from batchloom.store.read.subset_reader import FilteredLengths, LengthReader
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
 # Maximum number of shards whose media stay mapped.
 _MAX_MAPPED = 256
-NO_MEDIA, ANY_MEDIA = "none", "any"
+NO_MEDIA = "none"
+ANY_MEDIA = "any"
 _KIND_SEPARATOR = "+"
 # Number of sets of kinds. A set is encoded as bits in the order of MEDIUM_KINDS.
 _KIND_SETS = 1 << len(MEDIUM_KINDS)
@@ -125,7 +126,8 @@ class StoreMedia:
     @cached_property
     def folders(self) -> list[str | None]:
         """Base folder of the media paths of each source; None if no report names it."""
-        manifest, folders = self._store.manifest, list[str | None]()
+        manifest = self._store.manifest
+        folders = list[str | None]()
         for entry in manifest.all_history if manifest else ():
             report = _read_media_folders(self._store, format_generation_file_name(REPORT_NAME, entry.number))
             folders += [report.get(source.name) for source in manifest.list_sources_of(entry)] if manifest else []
@@ -340,10 +342,12 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
 
     A document matches a filter of kinds only if it holds exactly these kinds.
     """
-    media, lengths = normalize_media_filter(media_filter), store.lengths
+    media = normalize_media_filter(media_filter)
+    lengths = store.lengths
     if store.manifest is None or not store.location.on_disk:
         raise SettingsError([f"media: only stores have media, and {store.location.name} is not a store"])
-    store_media, selected_sets = StoreMedia(store), _mask_kind_sets(media)
+    store_media = StoreMedia(store)
+    selected_sets = _mask_kind_sets(media)
     documents, tokens = _count_by_kind_set(store, store_media, lengths)
     if not documents[selected_sets].any():
         available_kinds = [f"{documents[n]:,} {_format_kinds(n)}" for n in np.flatnonzero(documents).tolist()]
@@ -355,7 +359,8 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
     def is_chosen(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         return selected_sets[store_media.list_kinds(numbers)]
 
-    count, total = int(documents[selected_sets].sum()), int(tokens[selected_sets].sum())
+    count = int(documents[selected_sets].sum())
+    total = int(tokens[selected_sets].sum())
     filtered_lengths = FilteredLengths(lengths, media, is_chosen, count, total)
     location = replace(store.location, options={**store.location.options, "media": media})
     return Store(store.path, store.reader, location, filtered_lengths)
@@ -375,7 +380,8 @@ def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
 def _count_by_kind_set(
     store: Store, media: StoreMedia, lengths: LengthReader
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    documents, tokens = np.zeros(_KIND_SETS, np.int64), np.zeros(_KIND_SETS, np.int64)
+    documents = np.zeros(_KIND_SETS, np.int64)
+    tokens = np.zeros(_KIND_SETS, np.int64)
     for shard in range(len(store.shards)):
         numbers, kinds = media.holding(shard)
         documents += np.bincount(kinds, minlength=_KIND_SETS)

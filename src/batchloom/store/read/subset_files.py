@@ -47,7 +47,10 @@ class SubsetFiles:
     """
 
     def __init__(self, name: str, manifest: Manifest | None, split: str, table: ShardTable) -> None:
-        self.name, self.manifest, self.split, self.table = name, manifest, split, table
+        self.name = name
+        self.manifest = manifest
+        self.split = split
+        self.table = table
 
     def _list_shards_with(self, suffix: str) -> list[int]:
         """Return the shards that have a file of this suffix."""
@@ -73,7 +76,8 @@ class SubsetFiles:
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
         path, view = self._open_file(shard, ".docs")
-        provenance, documents = map_provenance(path, view), self.table.locations[shard].documents
+        provenance = map_provenance(path, view)
+        documents = self.table.locations[shard].documents
         if len(provenance) != documents:
             raise StoreError(
                 f"{path} has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "

@@ -52,9 +52,13 @@ class FilteredLengths:
         document_count: int,
         tokens: int,
     ) -> None:
-        self.all_lengths, self.media, self._is_chosen = all_lengths, media, is_chosen
-        self.document_count, self.tokens = document_count, tokens
-        self.size, self.layers = all_lengths.size, all_lengths.layers
+        self.all_lengths = all_lengths
+        self.media = media
+        self._is_chosen = is_chosen
+        self.document_count = document_count
+        self.tokens = tokens
+        self.size = all_lengths.size
+        self.layers = all_lengths.layers
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
         return np.where(self._is_chosen(documents), self.all_lengths.take(documents), np.uint32(0))
@@ -92,13 +96,17 @@ class SubsetReader(SubsetFiles):
         removed: Ids,
     ) -> None:
         super().__init__(name, manifest, split, table)
-        self.dtype, self.lengths, self.removed = dtype, lengths, removed
+        self.dtype = dtype
+        self.lengths = lengths
+        self.removed = removed
         # Documents that a later generation removed, and their trained tokens: the manifest counts them.
-        self.removed_later, self.trained_removed = np.empty(0, np.int64), 0
+        self.removed_later = np.empty(0, np.int64)
+        self.trained_removed = 0
         self.tokens = sum(location.bytes for location in table.locations) // dtype.itemsize
         self.end_id = manifest.tokenizer.end_id if manifest else 0
         masked, weighted = (self._list_shards_with(suffix) for suffix in (".mask", ".weights"))
-        self.masked, self.weighted = bool(masked or removed.size), bool(weighted)
+        self.masked = bool(masked or removed.size)
+        self.weighted = bool(weighted)
         # Suffix of the file that has the flags of a shard; the weights of a shard include its mask.
         self._flag_suffixes = dict.fromkeys(masked, ".mask") | dict.fromkeys(weighted, ".weights")
         self._flag_files: dict[int, LossMask | LossWeights] = {}

@@ -54,7 +54,8 @@ class SyntheticReader(SubsetReader):
     """Reader of synthetic data, which is computed as it is read and has no shards."""
 
     def __init__(self, spec: SyntheticSpec) -> None:
-        self.spec, self._data = spec, SyntheticDocuments(spec)
+        self.spec = spec
+        self._data = SyntheticDocuments(spec)
         dtype = choose_token_dtype("auto", spec.vocab)
         tokens = self._data.tokens
         manifest = make_synthetic_manifest(
@@ -97,7 +98,8 @@ class SyntheticReader(SubsetReader):
         ]
         halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
         hashes = np.array(halves, np.uint64).reshape(-1, 2)
-        offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
+        offsets = np.zeros(len(numbers), np.uint64)
+        parts = np.zeros(len(numbers), np.uint32)
         return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
 
     def file(self, name: str) -> bytes:

@@ -64,7 +64,8 @@ def write_file(path: Path, data: bytes) -> str:
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
     """Write a file from chunks as :func:`write_file` does; return its checksum."""
-    partial_path, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
+    digest = xxhash.xxh3_128()
     with wrap_write_errors(path):
         with partial_path.open("wb") as file:
             for chunk in chunks:
@@ -88,7 +89,8 @@ class AtomicFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path, self._partial_path = path, path.with_name(path.name + PARTIAL_SUFFIX)
+        self._path = path
+        self._partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
         self._file: Any = None
         self._size = 0
 
@@ -203,7 +205,8 @@ class _WeightsWriter:
     """Writer of a ``.weights`` file, whose header is written last."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._partial_path = path, path.with_name(path.name + PARTIAL_SUFFIX)
+        self._path = path
+        self._partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
         self._tokens = 0
         with wrap_write_errors(path):
             self._file: BinaryIO = self._partial_path.open("wb")
@@ -234,10 +237,13 @@ class ShardWriter:
     """Writer of one shard: streams tokens, and adds index and provenance at the end."""
 
     def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
-        self._stem, self._dtype = stem, dtype
+        self._stem = stem
+        self._dtype = dtype
         self._partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
-        self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
-        self._checksum, self._tokens = "", 0
+        self._hash = xxhash.xxh3_128()
+        self._checksums = BlockChecksums()
+        self._checksum = ""
+        self._tokens = 0
         self._mask: MaskBuilder | None = None
         self._weights: _WeightsWriter | None = None
         with wrap_write_errors(self._partial_path):
@@ -285,7 +291,8 @@ class ShardWriter:
         with wrap_write_errors(self._partial_path):
             self._file = self._partial_path.open("rb")
             self._tokens = self._partial_path.stat().st_size // self._dtype.itemsize
-        self._checksum, self._checksums = checksum, compute_file_checksums(self._partial_path)
+        self._checksum = checksum
+        self._checksums = compute_file_checksums(self._partial_path)
         self._mask = MaskBuilder()
         for chunk_flags in flags:
             self._append_flags(self._mask, chunk_flags)
@@ -366,7 +373,8 @@ class LengthsWriter:
         self._path = folder / format_generation_file_name(LENGTHS_NAME, generation)
         self._checksums_path = folder / format_generation_file_name(LENGTHS_CHECKSUMS_NAME, generation)
         self._partial_path = self._path.with_name(self._path.name + PARTIAL_SUFFIX)
-        self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums(COUNTED_ENTRY_BYTES)
+        self._hash = xxhash.xxh3_128()
+        self._checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
         with wrap_write_errors(self._partial_path):
             self._file = self._partial_path.open("wb")
 

@@ -75,7 +75,8 @@ class BoilerplateSettings:
 
 
 def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
-    kinds, most = frozenset(settings.kinds), settings.most_words
+    kinds = frozenset(settings.kinds)
+    most = settings.most_words
     full_lines = frozenset(line.strip().lower() for line in settings.lines) - {""}
     if "navigation" in kinds:
         full_lines |= _NAVIGATION_LINES
@@ -106,7 +107,9 @@ def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
 
 def _find_line_numbers(text: str, positions: set[int]) -> set[int]:
     """Return the 0-based numbers of the lines at these positions."""
-    numbers, number, last = set(), 0, 0
+    numbers = set()
+    number = 0
+    last = 0
     for position in sorted(positions):
         number += text.count("\n", last, position)
         last = position

@@ -29,7 +29,8 @@ POLICY_PHRASES = (
     *("terms of use", "privacy policy", "cookie policy"),
     *("uses cookies", "use of cookies", "use cookies"),
 )
-_LOREM_PHRASE, _JAVASCRIPT_WORD = "lorem ipsum", "javascript"
+_LOREM_PHRASE = "lorem ipsum"
+_JAVASCRIPT_WORD = "javascript"
 _MAX_LIST_BYTES = 16 << 20
 
 
@@ -145,7 +146,8 @@ def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
 
 def _normalize_line(settings: C4, line: str) -> str | None:
     """Remove citations from a line; None if it does not look like a sentence."""
-    most, least = settings.max_word_length, settings.min_words
+    most = settings.max_word_length
+    least = settings.min_words
     if most is not None and len(line) > most and max(map(len, line.split()), default=0) > most:
         return None
     cited = _CITATION.sub("", line) if settings.remove_citations and "[" in line else line

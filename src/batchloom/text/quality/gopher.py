@@ -64,7 +64,8 @@ def make_gopher_step(settings: Gopher) -> CleanFunction:
 
 
 def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
-    counts, ellipses = count_words(text), text.count("...") + text.count("…")
+    counts = count_words(text)
+    ellipses = text.count("...") + text.count("…")
     return (
         _check_words(settings, counts)
         or _check_symbols(settings, text, counts.words, ellipses)
@@ -104,7 +105,8 @@ def _check_symbols(settings: Gopher, text: str, count: int, ellipses: int) -> Dr
 
 
 def _check_lines(settings: Gopher, text: str, ellipses: int) -> DroppedText | None:
-    most, most_ends = settings.max_bullet_lines, settings.max_ellipsis_lines
+    most = settings.max_bullet_lines
+    most_ends = settings.max_ellipsis_lines
     # Most texts have too few of these characters for their line ends.
     least_lines = text.count("\n")
     may_have_bullets = most is not None and text.count("•") + text.count("-") > most * least_lines
@@ -126,7 +128,8 @@ def _format_line_share(count: int, total: int, most: float) -> str:
 
 
 def _check_word_kinds(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
-    least, share = settings.min_letter_words, counts.letter_words / counts.words if counts.words else 1
+    least = settings.min_letter_words
+    share = counts.letter_words / counts.words if counts.words else 1
     if least is not None and share < least:
         requirement = f"at least {least:.0%}"
         return DroppedText(FEW_LETTERS, f"{counts.letter_words:,} of {counts.words:,} words, {requirement}")

@@ -47,7 +47,8 @@ class Repetition:
 
 def make_repetition_step(settings: Repetition) -> CleanFunction:
     """Return a function that drops texts with too much repetition."""
-    tops, duplicates = _sort_limits(settings.top_ngrams), _sort_limits(settings.duplicate_ngrams)
+    tops = _sort_limits(settings.top_ngrams)
+    duplicates = _sort_limits(settings.duplicate_ngrams)
     return functools.partial(_clean_text, settings, tops, duplicates)
 
 

@@ -105,7 +105,8 @@ def _build_pretrained(
     if examples is not None and (misfit := examples.describe_media_mismatch(blueprint, settings.seq_len)):
         raise InputError(f"--init: {model_settings.init} holds a {misfit}")
     model = load_pretrained(model_settings, blueprint).to(ranks.device)
-    data_name, documents = get_data_name(data), _select_probe_documents(data, loader)
+    data_name = get_data_name(data)
+    documents = _select_probe_documents(data, loader)
     model.detect_linear_head(documents[0], data_name)
     if settings.compile:
         model.compile_body()
@@ -141,7 +142,8 @@ def _select_probe_documents(data: Store | Stream, loader: Loader) -> list[torch.
 
 def _choose_vocabulary_size(data: Store | Stream, shape: ModelSettings) -> int:
     """Return the tokenizer's vocabulary size, rounded up to a multiple of 64."""
-    store_vocab_size, model_vocab_size = data.vocab_size, shape.vocab_size
+    store_vocab_size = data.vocab_size
+    model_vocab_size = shape.vocab_size
     if store_vocab_size is None and model_vocab_size is None:
         problem = (
             f"missing; {get_data_name(data)} does not name its tokenizer: set it in a --config-file to more than the "
@@ -193,9 +195,11 @@ def _measure_isolation(
 
 def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
     """Refuse a run whose model alone exceeds the total memory of its device."""
-    device_name, available = "this machine", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    device_name = "this machine"
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if ranks.device.type == "cuda":
-        device_name, available = "the GPU", torch.cuda.get_device_properties(ranks.device).total_memory
+        device_name = "the GPU"
+        available = torch.cuda.get_device_properties(ranks.device).total_memory
     needed = _TRAINING_BYTES_PER_PARAMETER * parameters
     if needed > available:
         raise TrainError(

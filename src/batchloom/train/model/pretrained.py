@@ -41,7 +41,8 @@ ModelInputs = Mapping[str, Any]
 _MAX_SCORES = 1 << 25
 
 _CONFIG_FILE = "config.json"
-_WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS_FILE = "model.safetensors"
+_WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
 _TOKENIZER_FILE = "tokenizer.json"
 # Files that transformers' AutoTokenizer reads next to tokenizer.json; none of them is code.
 _TOKENIZER_FILES = (
@@ -69,7 +70,8 @@ class PretrainedModel(nn.Module):
         super().__init__()
         self.model: Any = model
         model.train(mode=False)
-        self.name, self._dtype = name, dtype
+        self.name = name
+        self._dtype = dtype
         self.vocab_size = _count_embedding_rows(model)
         self.window: int | None = getattr(model.config.get_text_config(), "sliding_window", None)
         body = model.base_model
@@ -299,7 +301,8 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
 
 def check_size(settings: PretrainedSettings, model: "PreTrainedModel", data: Store | Stream) -> None:
     """Refuse a model whose embedding is too small for the ids of a store."""
-    rows, needed = _count_embedding_rows(model), data.vocab_size or 0
+    rows = _count_embedding_rows(model)
+    needed = data.vocab_size or 0
     if rows < needed:
         raise TrainError(
             f"{get_data_name(data)} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
@@ -393,7 +396,8 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
 
 def _list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; refuse pickles."""
-    file, index = folder / _WEIGHTS_FILE, folder / _WEIGHTS_INDEX_FILE
+    file = folder / _WEIGHTS_FILE
+    index = folder / _WEIGHTS_INDEX_FILE
     if file.is_file():
         return [file]
     if not index.is_file():

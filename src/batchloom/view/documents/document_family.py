@@ -32,7 +32,9 @@ _LISTED_COPIES = 100
 DROPPED_COPIES_PER_PAGE = 50
 # Texts of dropped duplicates are read in this time, and their first characters are shown. Reports up to this size are
 # read.
-_TEXT_SECONDS, _SHOWN_CHARACTERS, _MAX_REPORT_BYTES = 0.1, 240, 8 << 20
+_TEXT_SECONDS = 0.1
+_SHOWN_CHARACTERS = 240
+_MAX_REPORT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +136,14 @@ def find_copies(store: Store, document: int, start: int = 0, *, seconds: float =
     shard = int(np.searchsorted(bounds, document, side="right")) - 1
     own_hash = store.provenance.shard(shard).hashes[document - bounds[shard]]
     own_signatures = _map_signatures(store, shard)
-    own_keys, banding = np.zeros(0, np.uint64), None
+    own_keys = np.zeros(0, np.uint64)
+    banding = None
     if own_signatures is not None and own_signatures.keys[document - bounds[shard]].any():
-        own_keys, banding = own_signatures.keys[document - bounds[shard]].copy(), own_signatures.banding
+        own_keys = own_signatures.keys[document - bounds[shard]].copy()
+        banding = own_signatures.banding
     copies: list[StoredCopy] = []
-    compared, position = 0, start
+    compared = 0
+    position = start
     for number, begin, stop in _iter_steps(bounds, start):
         rows = slice(begin - bounds[number], stop - bounds[number])
         hashes = store.provenance.shard(number).hashes[rows]
@@ -151,7 +156,8 @@ def find_copies(store: Store, document: int, start: int = 0, *, seconds: float =
             shared = (signatures.keys[rows] == own_keys).sum(axis=1)
             release_pages(signatures.keys)
         found = np.flatnonzero(is_equal | (shared > 0))
-        found, position = found[found != document - begin], stop
+        found = found[found != document - begin]
+        position = stop
         if len(found) > _LISTED_COPIES - len(copies):
             found = found[: _LISTED_COPIES - len(copies)]
             position = begin + int(found[-1]) + 1
@@ -207,7 +213,9 @@ def read_dropped_copies(store: Store, document: int, start: int = 0) -> DroppedC
     kept = int(compute_pair_numbers(provenance.parts, provenance.records)[0])
     stop = start + DROPPED_COPIES_PER_PAGE
     deadline = time.monotonic() + _TEXT_SECONDS
-    copies, total, is_complete = list[DroppedCopy](), 0, True
+    copies = list[DroppedCopy]()
+    total = 0
+    is_complete = True
     for generation in manifest.all_history:
         if not generation.has_inputs:
             continue
@@ -234,7 +242,9 @@ class _DroppedCopyReader:
     def __init__(
         self, store: Store, generation: GenerationEntry, duplicates: DroppedDuplicates, deadline: float
     ) -> None:
-        self._table, self._generation, self._duplicates = store.reader.part_table, generation, duplicates
+        self._table = store.reader.part_table
+        self._generation = generation
+        self._duplicates = duplicates
         self._deadline = deadline
         sources = store.manifest.list_sources_of(generation) if store.manifest else ()
         self._first_source = generation.sources - len(sources)
@@ -245,7 +255,8 @@ class _DroppedCopyReader:
         parts, records = split_pair_numbers(rows["dropped"])
         if (parts >= len(self._table.records)).any() or (records >= self._table.records[parts]).any():
             raise StoreError(f"{self._duplicates.path} names records that the store did not read. {CHECK_REMEDY}")
-        texts, faults = dict[tuple[int, int], str](), dict[int, str]()
+        texts = dict[tuple[int, int], str]()
+        faults = dict[int, str]()
         for part in np.unique(parts).tolist():
             offsets = dict(zip(records[parts == part].tolist(), rows["offset"][parts == part].tolist(), strict=True))
             try:

@@ -16,7 +16,8 @@ from batchloom.store import Store
 from batchloom.store.format import StoredMedium
 
 _LISTED_MEDIA = 48
-_MAX_BYTES, _MAX_EMBEDDED = 64 << 20, 16 << 20
+_MAX_BYTES = 64 << 20
+_MAX_EMBEDDED = 16 << 20
 _HEAD_BYTES = 16
 # First bytes of a file, as regular expressions, and its media type. None of these formats can hold a script.
 _MEDIA_TYPES = {
@@ -68,12 +69,15 @@ def list_media(store: Store, document: int, *, embed: bool = False) -> tuple[lis
     for medium in media[:_LISTED_MEDIA]:
         if (key := (medium.location, medium.blob)) not in faults:
             faults[key] = _find_fault(source, medium)
-    shown, room = [], _MAX_EMBEDDED if embed else 0
+    shown = []
+    room = _MAX_EMBEDDED if embed else 0
     for index, medium in enumerate(media[:_LISTED_MEDIA]):
-        fault, data = faults[medium.location, medium.blob], ""
+        fault = faults[medium.location, medium.blob]
+        data = ""
         if embed and not fault and medium.size <= room:
             content, kind = read_shown_medium(store, document, index)
-            data, room = f"data:{kind};base64,{base64.b64encode(content).decode()}", room - len(content)
+            data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+            room = room - len(content)
         elif embed and not fault:
             fault = "is not in this file, which would be too large"
         shown.append(ShownMedium(medium, redact_url(medium.location), fault, data))

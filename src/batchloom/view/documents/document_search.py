@@ -18,10 +18,12 @@ from batchloom.store.format import SIDE_NAMES, mask_removed
 Ints = NDArray[np.int64]
 _DOCUMENTS_PER_STEP = 1 << 16
 # Texts are decoded in smaller steps, so that the limit of time is kept.
-_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 16
+_TEXTS_PER_STEP = 256
+_TOKENS_PER_STEP = 1 << 16
 MAX_SEARCHED_TOKENS = 1 << 20
 _TOKENS_PER_WINDOW = 1 << 10
-_BYTES_BEFORE, _BYTES_AFTER = 60, 240
+_BYTES_BEFORE = 60
+_BYTES_AFTER = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +137,13 @@ def _iter_candidates(store: Store, conditions: DocumentFilter, start: int) -> It
 
 def _make_tests(store: Store, conditions: DocumentFilter) -> Iterator[Callable[[int, Ints], NDArray[np.bool_]]]:
     """Yield one test per given condition; each takes a shard and documents of it."""
-    removed, bounds = store.contents.removed, store.shards.bounds
+    removed = store.contents.removed
+    bounds = store.shards.bounds
     if conditions.text and removed.size:
         yield lambda _, documents: ~mask_removed(removed, documents)
     if conditions.least is not None or conditions.most is not None:
-        least, most = conditions.least or 0, conditions.most if conditions.most is not None else 1 << 32
+        least = conditions.least or 0
+        most = conditions.most if conditions.most is not None else 1 << 32
 
         def has_length(_: int, documents: Ints) -> NDArray[np.bool_]:
             if not len(documents):
@@ -166,7 +170,8 @@ def _make_tests(store: Store, conditions: DocumentFilter) -> Iterator[Callable[[
     if conditions.media:
         if conditions.media not in MEDIUM_KINDS:
             raise InputError(f"There are no media of kind {conditions.media!r}.")
-        media, bit = StoreMedia(store), 1 << MEDIUM_KINDS.index(conditions.media)
+        media = StoreMedia(store)
+        bit = 1 << MEDIUM_KINDS.index(conditions.media)
         yield lambda _, documents: (media.list_kinds(documents) & bit) > 0
 
 
@@ -245,7 +250,8 @@ def find_by_hash(store: Store, digest: str, start: int = 0, *, most: int = 50, s
     if store.manifest is None or not store.location.on_disk:
         # Synthetic data would compute them, which takes minutes.
         raise InputError("This data does not record the hashes of its documents.")
-    low, high = np.uint64(value & ((1 << 64) - 1)), np.uint64(value >> 64)
+    low = np.uint64(value & ((1 << 64) - 1))
+    high = np.uint64(value >> 64)
     deadline = time.monotonic() + seconds
     matches: list[int] = []
     for shard, (first, end) in enumerate(pairwise(store.shards.bounds)):

@@ -14,7 +14,8 @@ from batchloom.tokens import Tokenizer
 
 WINDOW_TOKENS = 2048
 # Qwen, Hermes and the templates that follow them.
-_CALL_BEGIN, _CALL_END = "<tool_call>", "</tool_call>"
+_CALL_BEGIN = "<tool_call>"
+_CALL_END = "</tool_call>"
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, and a token at least one; some tokenizers keep several replacements.
 _MAX_GROUP = 8
@@ -68,7 +69,8 @@ class Turn:
         parts: list[tuple[bool, list[TokenGroup]]] = []
         end = 0
         for group in self.groups:
-            start, end = end, end + len(group.text)
+            start = end
+            end += len(group.text)
             while calls and calls[0][1] <= start:
                 calls.popleft()
             is_call = bool(calls) and calls[0][0] <= start
@@ -165,7 +167,8 @@ def group_tokens(
                 break
         else:
             # Bytes that are no UTF-8 stay one token each.
-            members, text = numbers[position : position + 1], _REPLACEMENT
+            members = numbers[position : position + 1]
+            text = _REPLACEMENT
         is_control = len(members) == 1 and members[0] in control_ids
         groups.append(TokenGroup(tuple(members), text, is_control, float(weights[position]), start + position))
         # After a control token a text begins anew.
