@@ -440,3 +440,36 @@ def test_a_run_that_ends_with_its_sources_is_forecast_exactly(store_folder):
 def test_messages_name_options_where_the_command_has_them(store_folder, capsys, command, spelled):
     assert run_command_line(command) == 1
     assert spelled in capsys.readouterr().err
+
+
+def test_forecast_of_many_pools_grouped_by_length():
+    lengths = np.random.default_rng(0).integers(1, 30, 2000).astype(np.uint32)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=20, packing="none", group_by_length=3)
+    assert forecast_plan(Plan(LengthStore(lengths), spec)).cut_padding > 0
+
+
+def test_forecast_of_a_resumed_run_whose_source_pauses():
+    rng = np.random.default_rng(0)
+    stores = {name: LengthStore(rng.integers(1, 30, 2000).astype(np.uint32), name) for name in "ab"}
+    mixture = Mixture({"a": 1, "b": 1}, stores=stores)
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=20, steps=400)
+    edits = [
+        Edit(step=50, seq_len=32, weights={"a": 1}),
+        Edit(step=51, seq_len=64),
+        Edit(step=52, weights={"a": 1, "b": 1}),
+    ]
+    plan = Plan(mixture, spec, edits)
+    plan.resume(Plan(mixture, spec, edits).state(plan.positions_of(60)[0]))
+    assert forecast_plan(plan).steps == 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "edits", "steps"),
+    [({"steps": 10}, [Edit(step=0, seq_len=32)], 10), ({"last": "drop"}, [], 0)],
+)
+def test_forecast_of_a_mixture_that_begins_or_ends_at_once(settings, edits, steps):
+    stores = {name: LengthStore(np.full(10, 9, np.uint32), name) for name in "ab"}
+    exhausted = "repeat" if steps else "stop"
+    mixture = Mixture({"a": 1, "b": 1}, stores=stores, exhausted=exhausted)
+    plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=64, **settings), edits)
+    assert forecast_plan(plan).steps == steps

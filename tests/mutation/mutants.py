@@ -145,8 +145,8 @@ PLAN = (
     Mutant(
         "last-partial-step-lost",
         "plan/order/plan.py",
-        'return step + (inside > 0 and self.spec.last == "fill")',
-        "return step",
+        'steps = step + (inside > 0 and self.spec.last == "fill")',
+        "steps = step",
         ("plan/test_plan.py", "batches/test_loader.py"),
     ),
     # overlong="drop" leaves out documents that fill a sequence exactly.

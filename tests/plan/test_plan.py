@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom import Plan, PlanError, PlanSpec, SettingsError, StateError
+from batchloom import Edit, Plan, PlanError, PlanSpec, SettingsError, StateError
 from batchloom.plan import check_world, rank_positions
 from plan.length_stores import LengthStore
 from tiers import examples
@@ -403,3 +403,31 @@ def test_a_repeated_pool_equals_a_repacked_one(shuffle, packing):
         for pool in plan.orders.pools.order(epoch).tolist():
             repacked_spans += list_spans(Plan(LengthStore(lengths), spec).orders.pools.rows(pool, epoch))
     assert served_spans == repacked_spans
+
+
+EXAMPLE = [5, 3, 8, 2, 7, 4, 1, 6, 3, 9]
+SMALL = {"seq_len": 8, "global_batch_size": 2, "pool_size": 6}
+
+
+def test_an_edit_of_seq_len_at_the_end_adds_no_epoch():
+    plan = Plan(LengthStore(EXAMPLE), PlanSpec(**SMALL, epochs=1), [Edit(step=4, seq_len=12)])
+    assert plan.steps == 4
+    assert [plan.has_step(step) for step in range(6)] == [True] * 4 + [False] * 2
+    assert plan.state(8)["end"] == 7
+
+
+@pytest.mark.parametrize(("longer", "position"), [({"epochs": 2}, 6), ({"steps": 7}, 6), ({"steps": 3}, 8)])
+def test_a_longer_run_repeats_the_last_step_that_was_not_full(longer, position):
+    store = LengthStore(EXAMPLE)
+    state = Plan(store, PlanSpec(**SMALL, epochs=1)).state(8)
+    assert Plan(store, PlanSpec(**SMALL, **longer)).resume(state) == position
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_epochs_go_on_after_an_edit_of_seq_len(lanes):
+    lengths = np.random.default_rng(0).integers(1, 30, 1000)
+    spec = PlanSpec(seq_len=32, global_batch_size=4, epochs=1, pool_size=50, lanes=lanes)
+    plan = Plan(LengthStore(lengths), spec, [Edit(step=70, seq_len=16)])
+    epochs = [plan.epochs(plan.positions_of(step)[0])["data"] for step in range(0, plan.steps, 3)]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] > 0.9

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -185,3 +186,29 @@ def test_a_source_without_weight_changes_no_pool():
     spec = PlanSpec(seq_len=16, global_batch_size=4, steps=4)
     plan = Plan(Mixture(weights, stores=dict(list(stores.items())[:16])), spec)
     assert Plan(Mixture(weights, stores=stores), spec).fingerprint == plan.fingerprint
+
+
+def test_threads_ask_a_plan_for_its_names_and_states():
+    for _ in range(20):
+        plan = Plan(LengthStore([3] * 500), PlanSpec(seq_len=16, global_batch_size=4, epochs=1))
+        questions = [lambda plan=plan: plan.state(4), lambda plan=plan: plan.fingerprint, lambda plan=plan: plan.steps]
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(question) for question in questions]
+            assert all(future.result(timeout=60) for future in futures)
+
+
+def test_the_length_of_a_run_may_be_asked_while_it_is_read():
+    rng = np.random.default_rng(0)
+    stores = {f"s{n:03}": LengthStore(rng.integers(1, 30, 20 + n), f"s{n:03}") for n in range(40)}
+    mixture = Mixture(dict.fromkeys(stores, 1), stores=stores, exhausted="redistribute")
+    spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, steps=700)
+    expected = list_rows(Plan(mixture, spec).rows(1760, 1764))
+    for _ in range(3):
+        plan = Plan(mixture, spec)
+        with ThreadPoolExecutor(2) as pool:
+            steps = pool.submit(lambda plan=plan: plan.steps)
+            rows = pool.submit(plan.rows, 1760, 1764)
+        positions = [segment.position for segment in plan.orders.timeline.segments()]
+        assert positions == sorted(positions)
+        assert list_rows(rows.result()) == expected
+        assert steps.result() == Plan(mixture, spec).steps

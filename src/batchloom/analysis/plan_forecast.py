@@ -137,6 +137,9 @@ def _adopt_sequence_counts(order: SourceOrder, statistics: EpochStatistics) -> N
         mean = statistics.sequences / len(counts)
         ends = np.rint(np.arange(1, len(counts) + 1) * mean).astype(np.int64)
         counts = np.where(counts < 0, np.diff(ends, prepend=0), counts)
+        if not counts.any():
+            # All documents of the sample were left out, which says nothing of the others.
+            counts[0] = 1
     order.counts.adopt(counts)
 
 
@@ -346,8 +349,10 @@ def forecast_plan(
         raise SettingsError([f"world_size: {quote_value(world_size)} is not a whole number of at least 1"])
     for segment in plan.segments:
         check_world(segment.size, 0, world_size)
+    # Rows are packed before a plan adopts estimates, with which it could not serve them.
+    cut_padding = _compute_cut_padding(copy.copy(plan)) if plan.spec.group_by_length else None
     plan_copy = _copy_plan(plan)
-    has_lanes = plan_copy.spec.lanes == plan.spec.lanes
+    keeps_lanes = plan_copy.spec.lanes == plan.spec.lanes
     is_counted = not plan_copy.segments[-1].era and plan_copy.orders.is_counted
     measures = _measure_sources(plan_copy.orders, most_pools)
     run = _RunSchedule(plan_copy, measures)
@@ -358,7 +363,7 @@ def forecast_plan(
     min_token_slots = run.count_min_token_slots()
     return PlanForecast(
         fingerprint=plan.fingerprint,
-        exact=has_lanes and (is_counted or all(m.exact for m in measures.values())),
+        exact=keeps_lanes and (is_counted or all(m.exact for m in measures.values())),
         exact_tokens=run.exact_tokens,
         assumed=any(source.assumed for source in sources),
         steps=plan_copy.steps,
@@ -370,7 +375,7 @@ def forecast_plan(
         tokens=tokens,
         padding=1 - tokens / token_slots if token_slots else 0.0,
         least_padding=max(1 - tokens / min_token_slots, 0.0) if min_token_slots else 0.0,
-        cut_padding=_compute_cut_padding(plan_copy) if plan_copy.spec.group_by_length else None,
+        cut_padding=cut_padding,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
@@ -467,9 +472,11 @@ def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, i
         estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
         for number in estimated:
             served = orders.count_served(number, era - 1)
-            # A source that served nothing keeps its position, so it needs no cut.
             if served:
                 orders.source_cuts[era, number] = _estimate_cut(orders.order(number, era - 1), served)
+            else:
+                # It keeps its position. A cut of a resumed run belongs to counts that were replaced by estimates.
+                orders.source_cuts.pop((era, number), None)
         for number in numbers:
             order = orders.order(number, era)
             statistics[era, number] = measure_pools(order, pools if pools <= most_pools else most)
@@ -651,12 +658,14 @@ def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | Non
     if plan.mixture is None:
         return None, None
     weights = orders.shares.compute(plan.segments[0].weights)
+    if not run.served.segments:
+        return weights.get(plan.names[number], 0.0), None
     segment, _ = run.served.segments[0]
     sequences_per_period = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     amounts = {}
     for source_number, count in sequences_per_period.items():
-        order = orders.order(source_number)
-        measure = run.measures[0, source_number]
+        order = orders.order(source_number, segment.era)
+        measure = run.measures[segment.era, source_number]
         amounts_per_sequence = {
             "tokens": measure.tokens / order.counts.sequences,
             "documents": order.pools.served_documents / order.counts.sequences,

@@ -16,8 +16,7 @@ from batchloom.examples.job import Job, adamw, leave_group, main
 
 def train(model: Any, job: Job) -> None:
     """Train for the steps of a job."""
-    rank = int(os.environ.get("RANK", "0"))
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun names an address, also for a single process.
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group("gloo", alone, rank=rank, world_size=ranks)
@@ -38,8 +37,7 @@ def train(model: Any, job: Job) -> None:
         megatron.resume_from_samples(loader, state["consumed"])
     batches = megatron.make_megatron_iterator(loader, attention_mask=False)
     for step in range(loader.next_step, job.steps):
-        count = max(1, loader.trained_tokens(step))
-        total = torch.zeros(())
+        count, total = max(1, loader.trained_tokens(step)), torch.zeros(())
         for part in (next(batches) for _ in range(calc.get_num_microbatches())):
             scores = model(input_ids=part["tokens"], position_ids=part["position_ids"]).logits
             losses = cross_entropy(scores.transpose(1, 2), part["labels"], reduction="none")

@@ -18,14 +18,11 @@ from batchloom.examples.job import Job, adamw, main
 
 def work(config: dict[str, Any]) -> None:
     """Train on a worker, whose rank is that of torch.distributed."""
-    model = config["model"]
-    job = config["job"]
-    learner = prepare_model(model)
-    ranks = dist.get_world_size()
+    model, job = config["model"], config["job"]
+    learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
-    store = open_store(job.data)
-    passes = BatchOptions(micro_batch_size=job.batch_size)
+    store, passes = open_store(job.data), BatchOptions(micro_batch_size=job.batch_size)
     loader = Loader(store, seed=job.seed, steps=job.steps, batch=passes, **sizes)
     stateful_objects = {"model": model, "optimizer": optimizer, "loader": loader}
     if state := load_restored_state():
@@ -34,8 +31,7 @@ def work(config: dict[str, Any]) -> None:
     require_agreement(loader)
     with job.within(model):
         for batch in loader:
-            count = max(1, loader.trained_tokens(batch.step))
-            total = torch.zeros(())
+            count, total = max(1, loader.trained_tokens(batch.step)), torch.zeros(())
             for part in batch.split(job.batch_size):
                 loss = learner(**part, use_cache=False, num_items_in_batch=count).loss
                 (loss * ranks).backward()  # DDP averages where a sum is required
@@ -56,8 +52,7 @@ def train(model: Any, job: Job) -> None:
     if not job.resume:
         shutil.rmtree(f"{out}/ray", ignore_errors=True)  # otherwise Ray would resume the run of this name
     run = RunConfig(name="ray", storage_path=out, failure_config=FailureConfig(max_failures=3))
-    workers = ScalingConfig(num_workers=job.workers)
-    config = {"model": model, "job": job}
+    workers, config = ScalingConfig(num_workers=job.workers), {"model": model, "job": job}
     TorchTrainer(work, train_loop_config=config, scaling_config=workers, run_config=run).fit()
 
 

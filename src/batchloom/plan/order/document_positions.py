@@ -35,10 +35,11 @@ def find_document_positions(plan: Plan, number: int, document: int, last_step: i
         segments_by_era.setdefault(segment.era, []).append((segment, stop))
     for era, segments in segments_by_era.items():
         served = int(segments[-1][0].served(segments[-1][1])[number])
-        for index, epoch in _find_sequences(plan, plan.orders.order(number, era), served, document):
-            position = _find_position(segments, number, index)
-            if position is not None:
-                document_positions.append(_locate(plan, position, epoch))
+        with plan.orders.lock:
+            for index, epoch in _find_sequences(plan, plan.orders.order(number, era), served, document):
+                position = _find_position(segments, number, index)
+                if position is not None:
+                    document_positions.append(_locate(plan, position, epoch))
     # A position that an edit skipped belongs to no step.
     found = [entry for entry in document_positions if entry.step <= last and _is_in_step(plan, entry)]
     return sorted(found, key=lambda entry: entry.position)
@@ -69,8 +70,7 @@ def _find_position(segments: list[tuple[ServedSegment, int]], number: int, index
 
 
 def _locate(plan: Plan, position: int, epoch: int) -> DocumentPosition:
-    with plan.orders.lock:
-        position = plan.run.find_served_position(position)
+    position = plan.run.find_served_position(position)
     return DocumentPosition(*plan.step_at(position), position, epoch)
 
 

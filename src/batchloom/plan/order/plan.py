@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NoReturn, final
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
@@ -70,6 +69,8 @@ class Plan:
         self.stores = self.orders.stores
         self.names = self.orders.names
         self.run = RunPositions(self.orders)
+        self._identity: dict[str, Any] | None = None
+        self._journal: list[dict[str, Any]] | None = None
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         return Plan, (self.data, self.spec, self.edits)
@@ -99,15 +100,22 @@ class Plan:
         with self.orders.lock:
             return Plan(self.data, self.spec, (*self.edits, *edits), self.orders)
 
-    @cached_property
+    @property
     def identity(self) -> dict[str, Any]:
         """All fields that determine the order, before any edit."""
-        return describe_origin(self.orders)
+        # Not a cached_property, which before Python 3.12 has a lock of its own: threads would take the two in turn.
+        with self.orders.lock:
+            if self._identity is None:
+                self._identity = describe_origin(self.orders)
+            return self._identity
 
-    @cached_property
+    @property
     def journal(self) -> list[dict[str, Any]]:
         """Edits as plain values, each with the sources it adds and its new fingerprint."""
-        return build_journal(self.orders, self.identity)
+        with self.orders.lock:
+            if self._journal is None:
+                self._journal = build_journal(self.orders, self.identity)
+            return self._journal
 
     @property
     def fingerprint(self) -> str:
@@ -129,17 +137,20 @@ class Plan:
 
         Exhausted sources may end the run before ``spec.steps``.
         """
-        if self.spec.steps is not None:
-            if not self.run.may_run_out:
+        if self.spec.steps is not None and not self.run.may_run_out:
+            return self.spec.steps
+        end: int | None = None
+        if self.spec.steps is None:
+            end = self.positions
+        else:
+            with self.orders.lock:
+                self.orders.timeline.segment_at(self.orders.run_layout.first_position(self.spec.steps) - 1)
+                end = self.orders.timeline.end
+            if end is None:
                 return self.spec.steps
-            timeline = self.orders.timeline
-            timeline.segment_at(self.orders.run_layout.first_position(self.spec.steps) - 1)
-            if timeline.end is None:
-                return self.spec.steps
-            step, inside = self.step_at(timeline.end)
-            return min(self.spec.steps, step + (inside > 0 and self.spec.last == "fill"))
-        step, inside = self.step_at(self.positions)
-        return step + (inside > 0 and self.spec.last == "fill")
+        step, inside = self.step_at(end)
+        steps = step + (inside > 0 and self.spec.last == "fill")
+        return steps if self.spec.steps is None else min(self.spec.steps, steps)
 
     def has_step(self, step: int) -> bool:
         """Return whether the run has a step, without counting pools far ahead."""
@@ -193,8 +204,12 @@ class Plan:
             stop = min(end, timeline.end) if timeline.end is not None else end
             segments = [segment for segment in timeline.segments() if segment.position < stop]
             exhausted = {number: position for number, position in timeline.exhausted.items() if position < end}
-        ends = [*(segment.position for segment in segments[1:]), stop]
-        return ServedRun(list(zip(segments, ends, strict=True)) if segments else [], exhausted, has_ended)
+        ends = [*(segment.position for segment in segments), stop][1:]
+        # Sources that are exhausted at one position make empty segments.
+        served_segments = [
+            (segment, end) for segment, end in zip(segments, ends, strict=False) if segment.position < end
+        ]
+        return ServedRun(served_segments, exhausted, has_ended)
 
     def rows(self, start: int, stop: int, part: RowPart = WHOLE) -> Rows:
         """Return the rows of positions ``start`` to ``stop - 1``.
@@ -273,11 +288,12 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
         if location is None:
             continue
         epoch, slot, _ = location.cursor
-        # The rest of a slot before an edit has no share of the epoch.
-        share = 0.0
-        if slot != REMAINDER:
-            inside = location.row / (location.row + location.run)
-            share = (slot + inside) / len(order.epoch(epoch).slots)
+        inside = location.row / (location.row + location.remaining)
+        share = (slot + inside) / len(order.epoch(epoch).slots)
+        if slot == REMAINDER and order.remainder is not None:
+            # The rest of a slot, packed again after an edit, has its share of the tokens.
+            rest = int(order.remainder.lengths.sum()) / max(order.store.tokens, 1)
+            share = max(order.begin.slot / len(order.epoch(epoch).slots) - (1 - inside) * rest, 0.0)
         max_epochs = orders.shares.get_epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
             max_epochs = max_epochs or orders.spec.epochs or 1

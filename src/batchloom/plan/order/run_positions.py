@@ -7,7 +7,6 @@ LengthGroupedSampler, whose batches come longest first inside each of its window
 """
 
 from dataclasses import replace
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -60,10 +59,17 @@ class RunPositions:
             if numbers
         ]
         self._era = 0
+        self._end: int | None = None
 
-    @cached_property
+    @property
     def end(self) -> int:
         """Number of positions of the run's steps that carry data."""
+        with self.orders.lock:
+            if self._end is None:
+                self._end = self._find_end()
+            return self._end
+
+    def _find_end(self) -> int:
         spec = self.orders.spec
         layout = self.orders.run_layout
         timeline = self.orders.timeline
@@ -90,18 +96,22 @@ class RunPositions:
         return isinstance(self.orders.data, Mixture) and self.orders.data.exhausted != "repeat"
 
     def carries_data(self, position: int) -> bool:
-        """Return whether a position carries data, in a run without ``steps``."""
+        """Return whether a position carries data."""
+        steps = self.orders.spec.steps
+        if steps is not None and position >= self.orders.run_layout.first_position(steps):
+            return False
         if isinstance(self.orders.data, Mixture):
             with self.orders.lock:
                 return self.orders.timeline.segment_at(position) is not None
-        return self.locate(position) is not None
+        return steps is not None or self.locate(position) is not None
 
     def locate(self, position: int) -> SequenceLocation | None:
         """Return the sequence of a position before rows are grouped by length.
 
         Return None past the end of the run, and for a single store past its epochs.
         """
-        epochs = None if isinstance(self.orders.data, Mixture) else self.orders.spec.epochs or 1
+        has_epochs = not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None
+        epochs = (self.orders.spec.epochs or 1) if has_epochs else None
         with self.orders.lock:
             if self._plain:
                 return self.orders.order(0).find(position, epochs)

@@ -4,7 +4,8 @@ An epoch takes the pools of the source in its own order, and serves all sequence
 lanes, pool k belongs to lane k mod K, and an epoch takes the next pools of all lanes at once: they form a slot.
 Sequence i is the next one of lane i mod K, so that a reader of every K-th sequence reads one pool in K. When the pools
 of a lane in the slot have no sequence left, the surplus of the other lanes follows, lane by lane. A slot has several
-pools per lane because a surplus is read twice: its documents are fetched in blocks, which the own lane reads, too.
+pools per lane because a surplus is fetched twice, in blocks of documents: by the readers of its own lane and by those
+who serve it. The more pools per lane, the smaller that part is.
 """
 
 from bisect import bisect_right
@@ -23,17 +24,18 @@ _MAX_CACHED_EPOCHS = 2
 _MAX_CACHED_ANCHORS = 1024
 # Slot of the sequences that were packed again after an edit. They precede all slots.
 REMAINDER = -1
-# Pools of a lane in a slot, and of all lanes: they are counted before the first sequence of the slot.
+# Pools of a lane in a slot, and documents of all lanes: they are counted before the first sequence of the slot, and
+# packed again together if an edit changes ``seq_len``.
 _LANE_POOLS = 16
-_MAX_SLOT_POOLS = 1024
+_MAX_SLOT_DOCUMENTS = 1 << 22
 
 
 class Cursor(NamedTuple):
-    """Start of a slot: its epoch, its index in the epoch, the sequences before it."""
+    """Start of a slot."""
 
     epoch: int
-    slot: int
-    before: int
+    slot: int  # index in the epoch's order
+    before: int  # sequences of the source before the slot, since the last change of ``seq_len``
 
 
 class SequenceLocation(NamedTuple):
@@ -41,7 +43,7 @@ class SequenceLocation(NamedTuple):
 
     cursor: Cursor
     row: int
-    run: int
+    remaining: int
 
 
 class SourceCut(NamedTuple):
@@ -205,7 +207,7 @@ class SourceOrder:
         lanes = self.spec.lanes
         if lanes == 1:
             return order[:, None, None]
-        lane_pools = min(max(_MAX_SLOT_POOLS // lanes, 1), _LANE_POOLS)
+        lane_pools = min(max(_MAX_SLOT_DOCUMENTS // (lanes * self.spec.pool_size), 1), _LANE_POOLS)
         count = -(-len(order) // (lanes * lane_pools))
         slots = np.full((lanes, count * lane_pools), -1, np.int64)
         for lane in range(lanes):
@@ -230,9 +232,11 @@ class SourceOrder:
             first, latest = self._latest
             ahead = index - first
             # Most lookups hit the slot of the previous one.
-            if 0 <= ahead < latest.run and (epochs is None or latest.cursor.epoch < epochs):
-                return SequenceLocation(latest.cursor, latest.row + ahead, latest.run - ahead)
+            if 0 <= ahead < latest.remaining and (epochs is None or latest.cursor.epoch < epochs):
+                return SequenceLocation(latest.cursor, latest.row + ahead, latest.remaining - ahead)
         if index < self.begin.before:
+            if epochs is not None and self.begin.epoch >= epochs:
+                return None
             location: SequenceLocation | None = SequenceLocation(
                 Cursor(self.begin.epoch, REMAINDER, 0), index, self.begin.before - index
             )
@@ -303,7 +307,7 @@ class SourceOrder:
             location = self.find(first, epochs)
             if location is None:
                 break
-            end = int(indices.searchsorted(first + location.run))
+            end = int(indices.searchsorted(first + location.remaining))
             row_slices.append(self._slot_rows(location.cursor, indices[begin:end] - first + location.row))
             begin = end
         return row_slices

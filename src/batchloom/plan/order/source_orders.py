@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from itertools import chain
 from typing import TypeVar, final
 
 from batchloom.core.errors import PlanError
@@ -83,6 +83,17 @@ def _count_first_sources(data: PlanStore | Mixture, names: Sequence[str]) -> int
     return len(weighted_sources)
 
 
+def _list_weighted_sources(layout: RunLayout, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the sources that have a weight in each era."""
+    eras = []
+    schedules = layout.list_schedules()
+    for era in range(layout.segments[-1].era + 1):
+        all_weights = [segment.weights for segment in schedules if segment.era == era]
+        source_names = set().union(*(list_weighted_sources(weights, names) for weights in all_weights))
+        eras.append(tuple(number for number, name in enumerate(names) if name in source_names))
+    return tuple(eras)
+
+
 def _refuse_split_windows(layout: RunLayout, steps: int) -> None:
     """Refuse stages that begin inside a length-group window."""
     for segment in layout.segments if steps else ():
@@ -105,6 +116,8 @@ class SourceOrders:
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
         run_layout: segments between stages and edits.
+        weighted_sources_by_era: numbers of the sources that have a weight in each era.
+        weighted_sources: numbers of the sources that have a weight somewhere in the run.
         shares: settings, measures and shares of the sources.
         timeline: source and index of each position.
         source_cuts: cuts of sources at edits of ``seq_len``, by era and source number.
@@ -133,6 +146,8 @@ class SourceOrders:
         self.run_layout = build_run_layout(first, mixture.stages if mixture else (), self.edits)
         _refuse_split_windows(self.run_layout, spec.group_by_length)
         self._eras = self.run_layout.list_eras()
+        self.weighted_sources_by_era = _list_weighted_sources(self.run_layout, self.names)
+        self.weighted_sources = tuple(sorted(set(chain.from_iterable(self.weighted_sources_by_era))))
         seq_lens = [segments[0].seq_len for segments in self._eras]
         self.shares = SourceShares(data, self.stores, self.spec, seq_lens)
         self._orders: dict[_Key, SourceOrder] = {}
@@ -179,7 +194,9 @@ class SourceOrders:
         until = previous_orders.timeline.sure
         if new_edits:
             until = min(until, previous_orders.run_layout.first_position(new_edits[0].step) - 1)
-        exhausted = {n: position for n, position in previous_orders.timeline.exhausted.items() if position <= until}
+        exhausted = {
+            n: position for n, position in list(previous_orders.timeline.exhausted.items()) if position <= until
+        }
         self.timeline.adopt(exhausted, max(until, 0))
 
     def _check_lengths(self) -> None:
@@ -275,22 +292,6 @@ class SourceOrders:
         for (earlier, _), order in self._orders.items():
             if earlier < era:
                 order.pool_rows.clear()
-
-    @cached_property
-    def weighted_sources(self) -> tuple[int, ...]:
-        """Numbers of the sources that have a weight somewhere in the run."""
-        return tuple(sorted({number for numbers in self.weighted_sources_by_era for number in numbers}))
-
-    @cached_property
-    def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the sources that have a weight in each era."""
-        eras = []
-        schedules = self.run_layout.list_schedules()
-        for era in range(len(self._eras)):
-            all_weights = [segment.weights for segment in schedules if segment.era == era]
-            source_names = set().union(*(list_weighted_sources(weights, self.names) for weights in all_weights))
-            eras.append(tuple(n for n, name in enumerate(self.names) if name in source_names))
-        return tuple(eras)
 
     def _limit(self, number: int, era: int, count: int) -> int | None:
         """Return the sequences of a source in an era; None if it has this many."""

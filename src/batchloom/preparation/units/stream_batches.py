@@ -132,7 +132,7 @@ def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
 def iter_stream_documents(
     folder: Path, stream_batch: StreamBatchFacts
 ) -> Iterator[tuple[EncodedBatch, NDArray[np.void]]]:
-    """Yield the documents of a batch with their rows, as they were added."""
+    """Yield the documents of a batch with their tokens, flags and media."""
     with (
         translate_read_errors(folder / _ROWS),
         (folder / _ROWS).open("rb") as rows_file,
