@@ -263,8 +263,8 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
         if declared is not None:
             prefix = declared.form.prefix
             for path, option in _list_options(declared.hint):
-                beside = (field.name, *path) if prefix is None else (prefix + path[0], *path[1:])
-                options.append((beside, option))
+                full_path = (field.name, *path) if prefix is None else (prefix + path[0], *path[1:])
+                options.append((full_path, option))
             continue
         hint = hints[field.name]
         if get_origin(hint) is tuple:

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-6
 class LossFlags:
     """Trained flags and loss weights of tokens.
 
-    Texts of which every token is trained need no array, and most texts are such.
+    A text whose tokens are all trained needs no array, and most texts are such.
 
     Attributes:
         size: number of tokens.

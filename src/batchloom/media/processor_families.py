@@ -289,7 +289,7 @@ class ProcessorParts(NamedTuple):
 
     @property
     def image_token(self) -> str:
-        """Token that stands for a part of an image."""
+        """Placeholder token of a part of an image."""
         token: str = self.tokens.get("image_token") or self.config.get("image_token", "<image>")
         return token
 

@@ -26,8 +26,8 @@ class Segment:
         size: sequences of a step.
         seq_len: tokens of a sequence.
         weights: weights of the sources.
-        schedule: number of earlier changes of the weights, each of which begins a schedule.
-        era: number of earlier changes of ``seq_len``, each of which packs the sources again.
+        schedule: number of earlier changes of the weights; each begins a schedule.
+        era: number of earlier changes of ``seq_len``; each packs the sources again.
         bans: documents by source that are banned from here on, besides those of earlier segments.
     """
 

@@ -54,7 +54,7 @@ def finish_store(
 def finish_dry_run(
     work: WorkFolder, results: JobResults, settings: RunSettings, log: PrepareLog, *, workers: int, resumed_units: int
 ) -> Manifest:
-    """Report what would be left out; return a manifest of which only counts are valid."""
+    """Report what would be left out; return a manifest with valid counts only."""
     report = make_job_report(results, work.out, settings, log, workers=workers, resumed_units=resumed_units)
     write_file(work.path / REPORT_NAME, encode_report(report))
     write_report_page(report, work.path / PAGE_NAME)
