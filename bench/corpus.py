@@ -27,13 +27,13 @@ from batchloom.store.format import (
     StoreCounts,
     SubsetEntry,
     compute_checksum,
-    count_entries,
+    count_blocks,
     encode_index,
     format_shard_name,
     make_tokenizer_entry,
     seal_manifest,
 )
-from batchloom.store.format.shard_sidecars import SUMS_MAGIC
+from batchloom.store.format.block_checksums import SUMS_MAGIC
 from batchloom.store.write import LengthsWriter, ShardWriter
 from batchloom.tokens import resolve_tokenizer
 
@@ -99,7 +99,7 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
 
 def _zero_sums(stem: Path, size: int) -> str:
     """Write the .sums of a .bin of zeros without reading it; return its head checksum."""
-    entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK_BYTES))[0])
+    entries = np.full(count_blocks(size), compute_block_checksums(bytes(BLOCK_BYTES))[0])
     if size % BLOCK_BYTES:
         entries[-1] = compute_block_checksums(bytes(size % BLOCK_BYTES))[0]
     head = HEADER.pack(SUMS_MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES) + compute_block_checksums(entries.data).tobytes()

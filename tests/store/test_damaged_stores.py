@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import xxhash
 import batchloom
 from batchloom import StoreError
 from batchloom.store import verify_prefix, verify_store
-from batchloom.store.format import split_checksum
+from batchloom.store.format import compute_file_checksums, split_checksum
+from batchloom.store.write import write_shard_checksums
 from batchloom.testing import write_store
 from store.manifest_edits import edit_manifest
 
@@ -41,6 +43,13 @@ def seal_sidecars(folder):
                     path = folder / name / f"{shard['name']}.{suffix}"
                     if path.is_file() and suffix in shard:
                         shard[suffix] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+                stem = folder / name / shard["name"]
+                shard["sums"] = write_shard_checksums(
+                    stem,
+                    compute_file_checksums(stem.with_suffix(".bin")),
+                    mask=stem.with_suffix(".mask").is_file(),
+                    weights=stem.with_suffix(".weights").is_file(),
+                )
 
     edit_manifest(folder, seal)
 
@@ -203,9 +212,55 @@ def test_any_bit_of_a_sidecar_is_verified_when_it_is_first_read(tmp_path, suffix
     for position in range(len(sound)):
         overwrite(path, position, bytes([sound[position] ^ 4]))
         store = batchloom.open_store(path.parent.parent, verify=verify)
-        with pytest.raises(StoreError, match=f"shard_00000{suffix}: checksum differs"):
+        with pytest.raises(StoreError, match=f"shard_00000{suffix}"):
             _ = store.provenance.of(0) if suffix == ".docs" else store.mask(*np.array([[0], [0], [3]]))
         path.write_bytes(sound)
+
+
+DOCUMENT_TOKENS = 700
+
+
+@pytest.fixture(scope="module", params=[1, 0.5], ids=[".mask", ".weights"])
+def flagged(tmp_path_factory, request):
+    """A store of three shards of 500 documents, whose flags are verified in runs of 374."""
+    path = tmp_path_factory.mktemp("flagged") / "store"
+    flags = [[0, request.param] * (DOCUMENT_TOKENS // 2) for _ in range(1500)]
+    write_store(path, [[1] * DOCUMENT_TOKENS] * 1500, trained=flags, documents_per_shard=500)
+    return path
+
+
+@pytest.fixture
+def damaged_flags(flagged):
+    """The store with one bit of the flags of document 990 flipped, in the second shard."""
+    suffix = ".weights" if (flagged / "train/shard_00001.weights").is_file() else ".mask"
+    path = flagged / f"train/shard_00001{suffix}"
+    token = 490 * DOCUMENT_TOKENS + 1
+    position = 32 + (token if suffix == ".weights" else token // 8)
+    sound = path.read_bytes()
+    overwrite(path, position, bytes([sound[position] ^ 8]))
+    yield flagged
+    path.write_bytes(sound)
+
+
+def test_damaged_flags_are_refused_when_their_block_is_read(damaged_flags):
+    store = batchloom.open_store(damaged_flags)
+    served = np.array([*range(740), *range(1130, 1500)])
+    store.mask(served, np.zeros_like(served), np.full(served.size, DOCUMENT_TOKENS))
+    with pytest.raises(StoreError, match=r"shard_00001\.(mask|weights): bytes [\d,]+ to [\d,]+ do not match"):
+        store.mask(np.array([990]), np.array([600]), np.array([3]))
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_no_batch_has_damaged_flags(damaged_flags, tmp_path, is_mixture):
+    """The native kernel reads the flags of one store, and of several, where they are mapped."""
+    data = batchloom.open_store(damaged_flags)
+    if is_mixture:
+        other = write_store(tmp_path / "other", [[2] * DOCUMENT_TOKENS] * 50)
+        data = batchloom.Mixture({"a": 0.9, "b": 0.1}, stores={"a": data, "b": other})
+    loader = batchloom.Loader(data, seq_len=DOCUMENT_TOKENS, global_batch_size=1, steps=2000, shuffle=False)
+    with pytest.raises(StoreError, match="do not match its checksums"):
+        deque(loader, maxlen=0)
+    assert loader.state_dict()["position"] > 0
 
 
 def test_a_mask_missing_from_the_manifest(folder):

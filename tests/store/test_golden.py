@@ -28,6 +28,7 @@ from batchloom.store.format import (
     map_pair_index,
 )
 from batchloom.store.format.megatron_index import HEADER
+from batchloom.store.write import write_shard_checksums
 from batchloom.testing import write_store
 from oracles import import_megatron
 
@@ -105,10 +106,23 @@ def test_checksum_bytes(tmp_path):
     head += bytes(4096 - len(head))
     assert checksums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
     (tmp_path / "x.sums").write_bytes(head + entries)
-    mapped = map_checksum_file(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
-    mapped.verify_entry(600)
-    assert mapped.entries[500:].tolist() == digests[500:]
-    assert list(mapped.verified) == [0, 1]
+    mapped = map_checksum_file(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), 601)
+    mapped.verify(tmp_path / "x", memoryview(data), range(601))
+    mapped.verify(tmp_path / "x", memoryview(data[3 * 4096 :]), range(598), first_entry=3)
+    with pytest.raises(StoreError, match=r"x: bytes 4,096 to 8,192 do not match its checksums"):
+        mapped.verify(tmp_path / "x", memoryview(data[:4096] + bytes(4096)), range(2))
+
+
+def test_each_file_of_a_shard_begins_a_block(tmp_path):
+    """The checksums of a shard are those of its tokens, then of its mask, then of its weights."""
+    (tmp_path / "x.mask").write_bytes(b"m" * 5000)
+    (tmp_path / "x.weights").write_bytes(b"w" * 100)
+    checksums = BlockChecksums()
+    checksums.append(b"t" * 4100)
+    write_shard_checksums(tmp_path / "x.bin", checksums, mask=True, weights=True)
+    blocks = [b"t" * 4096, b"t" * 4, b"m" * 4096, b"m" * 904, b"w" * 100]
+    entries = struct.pack("<5Q", *map(xxhash.xxh3_64_intdigest, blocks))
+    assert (tmp_path / "x.sums").read_bytes()[4096:] == entries
 
 
 def test_checksum_bytes_of_lengths(tmp_path):
@@ -136,15 +150,15 @@ def test_file_checksums_equal_appended_checksums(tmp_path, size):
     expected, head = checksums.to_bytes()
     assert compute_file_checksums(tmp_path / "x.bin").to_bytes() == (expected, head)
     (tmp_path / "x.sums").write_bytes(expected)
-    map_checksum_file(tmp_path / "x.sums", head, size)
+    blocks = range(-(-size // 4096))
+    map_checksum_file(tmp_path / "x.sums", head, len(blocks)).verify(tmp_path / "x.bin", memoryview(data), blocks)
     for position in {0, 24, 31, len(expected) - 1}:
         changed = bytearray(expected)
         changed[position] ^= 1
         (tmp_path / "x.sums").write_bytes(changed)
         with pytest.raises(StoreError, match="x.sums"):
-            mapped = map_checksum_file(tmp_path / "x.sums", head, size)
-            for block in range(max(1, -(-size // 4096))):
-                mapped.verify_entry(block)
+            mapped = map_checksum_file(tmp_path / "x.sums", head, len(blocks))
+            mapped.verify(tmp_path / "x.bin", memoryview(data), blocks)
 
 
 def test_pairs_bytes(tmp_path):

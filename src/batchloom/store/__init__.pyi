@@ -3,6 +3,7 @@ from .export_targets import (
     ExportTarget as ExportTarget,
     export_store as export_store,
 )
+from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
@@ -32,7 +33,6 @@ from .format.objectives import (
     REJECTED as REJECTED,
 )
 from .format.shard_sidecars import (
-    compute_block_checksums as compute_block_checksums,
     map_provenance as map_provenance,
     map_signature_file as map_signature_file,
 )

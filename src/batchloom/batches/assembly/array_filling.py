@@ -171,7 +171,7 @@ def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
     bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
     shard = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined)
     codes = LossFlags.join(flags).codes if flags else None
-    addresses = collect_addresses([shard], [] if codes is None else [LossWeights(codes.size, 0, codes)])
+    addresses = collect_addresses([shard], [] if codes is None else [LossWeights(0, codes)])
     return MappedSpans(addresses, np.zeros(len(tokens), np.int64), np.arange(len(tokens)))
 
 

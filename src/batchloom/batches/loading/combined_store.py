@@ -52,11 +52,17 @@ class CombinedStore:
         self.trained_tokens = sum(store.contents.trained_tokens for store in store_list)
         self.replicated = all(store.location.replicated for store in store_list)
         shards = sum(len(store.shards) for store in store_list)
-        self._most = compute_mapped_limit(shards, 2 + self.masked + self.weighted)
+        self._most = compute_mapped_limit(shards, 2 + 2 * (self.masked or self.weighted))
         if len(store_list) > 1:
             # Limit each store to its share of the mapped shards, at least one.
             for store in store_list:
                 store.reader.limit_mapped(max(1, self._most * len(store.shards) // max(shards, 1)))
+        # First document of each store with flags, and its reader.
+        self._flag_readers = [
+            (int(first), store.reader)
+            for first, store in zip(self._firsts, store_list, strict=False)
+            if store.masked or store.reader.weighted
+        ]
         self._begins, self._shard_ranges = self._index_shards()
         # Cache the shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most
@@ -111,6 +117,8 @@ class CombinedStore:
 
     def locate(self, documents: Ids) -> MappedSpans | None:
         """Return where documents are mapped; None if some have to be read."""
+        for first, reader in self._flag_readers:
+            reader.verify_flags(documents[(documents >= first) & (documents < first + reader.lengths.size)] - first)
         numbers = self._begins.searchsorted(documents, side="right") - 1
         documents = documents - self._begins.take(numbers)
         if self._addresses is not None:

@@ -26,7 +26,7 @@ from batchloom.store.format import (
     iter_index_chunks,
     iter_provenance_chunks,
 )
-from batchloom.store.write import make_folder, write_checksum_file, write_chunks
+from batchloom.store.write import make_folder, write_chunks, write_shard_checksums
 
 _CHUNK_SIZE = 1 << 20
 # Store dtype of each file dtype, valid once every id is checked against the vocabulary.
@@ -85,7 +85,7 @@ def _link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: s
         docs=docs,
         mask=mask,
         trained=file.mask.trained if mask and file.mask else None,
-        sums=write_checksum_file(stem.with_suffix(".sums"), checksums),
+        sums=write_shard_checksums(stem, checksums, mask=mask is not None, weights=weights is not None),
         weights=weights,
     )
 

@@ -1,3 +1,11 @@
+from .block_checksums import (
+    COUNTED_ENTRY_BYTES as COUNTED_ENTRY_BYTES,
+    PLAIN_ENTRY_BYTES as PLAIN_ENTRY_BYTES,
+    BlockChecksums as BlockChecksums,
+    compute_file_checksums as compute_file_checksums,
+    count_blocks as count_blocks,
+    map_checksum_file as map_checksum_file,
+)
 from .dropped_duplicates import (
     DROPPED_ROW as DROPPED_ROW,
     EQUAL as EQUAL,
@@ -56,12 +64,9 @@ from .megatron_index import (
 from .objectives import OBJECTIVES as OBJECTIVES, SIDE_NAMES as SIDE_NAMES, ObjectiveName as ObjectiveName
 from .shard_sidecars import (
     CHECK_REMEDY as CHECK_REMEDY,
-    COUNTED_ENTRY_BYTES as COUNTED_ENTRY_BYTES,
     HEADER as HEADER,
     NO_FLAGS as NO_FLAGS,
-    PLAIN_ENTRY_BYTES as PLAIN_ENTRY_BYTES,
     Banding as Banding,
-    BlockChecksums as BlockChecksums,
     DocumentFields as DocumentFields,
     DocumentProvenance as DocumentProvenance,
     LossMask as LossMask,
@@ -70,13 +75,10 @@ from .shard_sidecars import (
     MinHashSignatures as MinHashSignatures,
     PairIndex as PairIndex,
     ProvenanceTable as ProvenanceTable,
-    compute_file_checksums as compute_file_checksums,
     compute_pair_numbers as compute_pair_numbers,
-    count_entries as count_entries,
     get_address as get_address,
     iter_provenance_chunks as iter_provenance_chunks,
     make_part_table as make_part_table,
-    map_checksum_file as map_checksum_file,
     map_mask as map_mask,
     map_pair_index as map_pair_index,
     map_weights as map_weights,

@@ -1,4 +1,4 @@
-r"""Sidecars of a shard: flags, pairs, columns, signatures, provenance, checksums.
+r"""Sidecars of a shard: flags, pairs, columns, signatures, provenance.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
@@ -24,13 +24,6 @@ B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches
 ``.docs``, source record and text hash of each document: ``BLMDOCS\0``, 1, documents D, 0; then the columns hash u64
 [D, 2] (low half, high half), record u64 [D], offset u64 [D], part u32 [D]. Every column begins at a multiple of 8
 bytes.
-
-``.sums``, checksums of the 4 KiB blocks of a ``.bin`` or lengths file: ``BLMSUMS\0``, 1, entries N, bytes per entry
-W, 8 or 16; then the root checksums u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zero padding
-to a multiple of 4096; then the entries. An entry is the XXH3-64 of one 4096-byte block of the file (the last block may
-be shorter). In the ``.sums`` of a lengths file, each entry also holds the token count of all documents in earlier
-blocks, u64. The checksum in the manifest covers the bytes before the entries, which hold the checksums of the entries:
-reading a few blocks takes a few entries.
 """
 
 import json
@@ -41,13 +34,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
-from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.manifest import SourceEntry
 from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
@@ -56,6 +46,7 @@ from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, Obje
 _FLAGS_ADDRESS = struct.Struct("=2q")
 # Address of the flags of a shard whose tokens are all trained.
 NO_FLAGS = bytes(_FLAGS_ADDRESS.size)
+_NO_CONTENT = memoryview(b"")
 # Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
 HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC = b"BLMMASK\x00"
@@ -64,15 +55,9 @@ _PAIRS_MAGIC = b"BLMPAIR\x00"
 _FIELDS_MAGIC = b"BLMFELD\x00"
 _BANDS_MAGIC = b"BLMBAND\x00"
 DOCS_MAGIC = b"BLMDOCS\x00"
-SUMS_MAGIC = b"BLMSUMS\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
 PAIR_ROW_BYTES = 9
 PROVENANCE_ROW_BYTES = 36
-# A checksum alone, or a checksum followed by the number of tokens before the block.
-PLAIN_ENTRY_BYTES = 8
-COUNTED_ENTRY_BYTES = 16
-# Checksums of a .bin that one root checksum covers.
-ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 # A pair number holds the part above the record.
 _RECORD_BITS = 40
 _MAX_PARTS = 1 << 23
@@ -83,8 +68,6 @@ _MAX_VALUE = (1 << _BITS) - 1
 _CHUNK_BYTES = 8 << 20
 # A chunk spans at most this many times its own rows of the mapped keys.
 _SEARCH_REACH = 8
-
-ChecksumArray = NDArray[np.uint64]
 
 
 def get_address(array: NDArray[Any]) -> int:
@@ -166,15 +149,18 @@ def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_
 
 @final
 class LossMask:
-    """A mapped ``.mask`` file; ``address`` is ``Flags`` of kernel.c."""
+    """A ``.mask`` file with its mapped content; ``address`` is ``Flags`` of kernel.c."""
 
-    __slots__ = ("address", "bits", "tokens", "trained")
+    __slots__ = ("address", "bits", "content", "tokens", "trained")
+    suffix = ".mask"
+    tokens_per_byte = 8
 
-    def __init__(self, tokens: int, trained: int, bits: NDArray[np.uint8]) -> None:
+    def __init__(self, tokens: int, trained: int, content: memoryview) -> None:
         self.tokens = tokens
         self.trained = trained
-        self.bits = bits
-        self.address = _FLAGS_ADDRESS.pack(get_address(bits), 1)
+        self.content = content
+        self.bits = np.frombuffer(content, np.uint8, offset=HEADER.size)
+        self.address = _FLAGS_ADDRESS.pack(get_address(self.bits), 1)
 
     def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return the trained flags of tokens ``start`` to ``stop - 1``, bool."""
@@ -190,9 +176,13 @@ class LossMask:
 def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
     """Read the ``.mask`` file of a shard; see :func:`map_file_with_header`."""
     view, header_tokens, trained = map_file_with_header(path, _MASK_MAGIC, view)
-    size = HEADER.size + (tokens + 7) // 8
-    check_size(path, view, size, count=header_tokens, expected=tokens, noun="tokens")
-    return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
+    check_size(path, view, compute_mask_size(tokens), count=header_tokens, expected=tokens, noun="tokens")
+    return LossMask(tokens, trained, view)
+
+
+def compute_mask_size(tokens: int) -> int:
+    """Return the size of the ``.mask`` of a shard in bytes."""
+    return HEADER.size + (tokens + 7) // 8
 
 
 def encode_weights_header(tokens: int, trained: int) -> bytes:
@@ -202,14 +192,20 @@ def encode_weights_header(tokens: int, trained: int) -> bytes:
 
 @final
 class LossWeights:
-    """A mapped ``.weights`` file; ``address`` is ``Flags`` of kernel.c."""
+    """Codes of loss weights; ``address`` is ``Flags`` of kernel.c.
 
-    __slots__ = ("address", "codes", "tokens", "trained")
+    ``content`` is their mapped ``.weights`` file, empty for codes in memory.
+    """
 
-    def __init__(self, tokens: int, trained: int, codes: NDArray[np.uint8]) -> None:
-        self.tokens = tokens
+    __slots__ = ("address", "codes", "content", "tokens", "trained")
+    suffix = ".weights"
+    tokens_per_byte = 1
+
+    def __init__(self, trained: int, codes: NDArray[np.uint8], content: memoryview = _NO_CONTENT) -> None:
+        self.tokens = codes.size
         self.trained = trained
         self.codes = codes
+        self.content = content
         self.address = _FLAGS_ADDRESS.pack(get_address(codes), 0)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -224,8 +220,13 @@ class LossWeights:
 def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
     """Read the ``.weights`` file of a shard; see :func:`map_file_with_header`."""
     view, header_tokens, trained = map_file_with_header(path, _WEIGHTS_MAGIC, view)
-    check_size(path, view, HEADER.size + tokens, count=header_tokens, expected=tokens, noun="tokens")
-    return LossWeights(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
+    check_size(path, view, compute_weights_size(tokens), count=header_tokens, expected=tokens, noun="tokens")
+    return LossWeights(trained, np.frombuffer(view, np.uint8, offset=HEADER.size), view)
+
+
+def compute_weights_size(tokens: int) -> int:
+    """Return the size of the ``.weights`` of a shard in bytes."""
+    return HEADER.size + tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,148 +437,6 @@ def map_fields(path: Path, documents: int, view: memoryview | None = None) -> Do
     if count and (int(ends[-1]) != size or (ends[1:] < ends[:-1]).any()):
         raise StoreError(f"{path} has ends that are out of order or beyond its bytes. {CHECK_REMEDY}")
     return DocumentFields(ends, view[start:], str(path))
-
-
-def compute_block_checksums(data: Any) -> ChecksumArray:
-    """Return the XXH3-64 of each 4096 bytes of ``data``, u64 [N].
-
-    The last block may be shorter.
-    """
-    view = memoryview(data).cast("B")
-    digest = xxhash.xxh3_64_intdigest
-    checksums = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
-    return np.array(checksums, np.uint64)
-
-
-@final
-class BlockChecksums:
-    """Incremental block checksums of a file.
-
-    Args:
-        width: bytes per entry: ``PLAIN_ENTRY_BYTES``, or ``COUNTED_ENTRY_BYTES`` for lengths as u32.
-    """
-
-    def __init__(self, width: int = PLAIN_ENTRY_BYTES) -> None:
-        self._width = width
-        self._partial_block = bytearray()
-        self._checksums: list[ChecksumArray] = []
-        self._tokens: list[ChecksumArray] = []
-
-    def append(self, data: Any) -> None:
-        """Add the next bytes of the file."""
-        view = memoryview(data).cast("B")
-        if self._partial_block:
-            completion = view[: BLOCK_BYTES - len(self._partial_block)]
-            self._partial_block += completion
-            view = view[len(completion) :]
-            if len(self._partial_block) < BLOCK_BYTES:
-                return
-            self._add(self._partial_block)
-            self._partial_block = bytearray()
-        aligned_size = len(view) // BLOCK_BYTES * BLOCK_BYTES
-        if aligned_size:
-            self._add(view[:aligned_size])
-        self._partial_block += view[aligned_size:]
-
-    def iter_and_add(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the chunks unchanged, adding each one."""
-        for chunk in chunks:
-            self.append(chunk)
-            yield chunk
-
-    def _add(self, blocks: Any) -> None:
-        self._checksums.append(compute_block_checksums(blocks))
-        if self._width == COUNTED_ENTRY_BYTES:
-            lengths = np.frombuffer(blocks, "<u4").reshape(-1, BLOCK_BYTES // 4)
-            self._tokens.append(lengths.sum(axis=1, dtype=np.uint64))
-
-    def to_bytes(self) -> tuple[bytes, str]:
-        """Return the complete ``.sums`` file and the checksum of its header."""
-        checksum_arrays = [*self._checksums, compute_block_checksums(self._partial_block)]
-        checksums = np.concatenate(checksum_arrays) if len(checksum_arrays) > 1 else checksum_arrays[0]
-        if self._width == COUNTED_ENTRY_BYTES:
-            tokens = np.concatenate([np.zeros(1, np.uint64), *self._tokens])
-            preceding_tokens = np.cumsum(tokens, dtype=np.uint64)[: checksums.size]
-            entries = np.stack([checksums, preceding_tokens], axis=1).tobytes()
-        else:
-            entries = checksums.tobytes()
-        head = HEADER.pack(SUMS_MAGIC, 1, checksums.size, self._width) + compute_block_checksums(entries).tobytes()
-        head += bytes(-len(head) % BLOCK_BYTES)
-        return head + entries, compute_checksum(head)
-
-
-def compute_file_checksums(path: Path) -> BlockChecksums:
-    """Compute the block checksums of a file."""
-    checksums = BlockChecksums()
-    view = map_file(path)
-    for start in range(0, len(view), _CHUNK_BYTES):
-        chunk = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
-        checksums.append(chunk.data)
-        release_pages(chunk)
-    return checksums
-
-
-def count_entries(size: int) -> int:
-    """Return the number of entries in the ``.sums`` of a file of ``size`` bytes."""
-    return -(-size // BLOCK_BYTES)
-
-
-def count_header_bytes(size: int, width: int) -> int:
-    """Return the number of bytes before the entries of a ``.sums`` file."""
-    return -(-(HEADER.size + 8 * _count_root_checksums(size, width)) // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _count_root_checksums(size: int, width: int) -> int:
-    return -(-count_entries(size) * width // BLOCK_BYTES)
-
-
-def parse_root_checksums(
-    head: bytes | memoryview, expected_checksum: str, size: int, width: int
-) -> ChecksumArray | None:
-    """Return the root checksums in the header of a ``.sums`` file, u64."""
-    if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
-        return None
-    if HEADER.unpack_from(head) != (SUMS_MAGIC, 1, count_entries(size), width):
-        return None
-    return np.frombuffer(head, "<u8", _count_root_checksums(size, width), HEADER.size)
-
-
-@final
-class ChecksumFile:
-    """A mapped ``.sums`` file of a ``.bin``.
-
-    Attributes:
-        entries: checksums of all blocks, as Python ints; trustworthy after :meth:`verify_entry`.
-        verified: flag of each 4 KiB of the entries.
-    """
-
-    def __init__(self, path: Path, root_checksums: ChecksumArray, data: memoryview) -> None:
-        self.path = path
-        self._root_checksums = root_checksums
-        self._data = data
-        self.entries = data.cast("Q")
-        self.verified = bytearray(len(root_checksums))
-
-    def verify_entry(self, block: int) -> None:
-        """Verify the 4 KiB of entries that hold the checksum of a block."""
-        number = block // ENTRIES_PER_BLOCK
-        data = self._data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-        if xxhash.xxh3_64_intdigest(data) != self._root_checksums[number]:
-            raise StoreError(f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-        self.verified[number] = 1
-
-
-def map_checksum_file(path: Path, expected_checksum: str, size: int) -> ChecksumFile:
-    """Map the ``.sums`` file of a ``.bin`` of ``size`` bytes."""
-    view, count, width = map_file_with_header(path, SUMS_MAGIC)
-    if width != PLAIN_ENTRY_BYTES:
-        raise make_wrong_format_error(path)
-    head = count_header_bytes(size, width)
-    check_size(path, view, head + count * width, count=count, expected=count_entries(size), noun="blocks")
-    root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
-    if root_checksums is None:
-        raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-    return ChecksumFile(path, root_checksums, view[head:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from batchloom.core.errors import BatchloomError, GenerationError, StoreError, S
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
 from batchloom.remote import open_remote_file, stat_remote
+from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.dropped_duplicates import DroppedDuplicates, map_dropped_duplicates
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
@@ -45,9 +46,6 @@ from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_columns import read_columns
 from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
-    COUNTED_ENTRY_BYTES,
-    BlockChecksums,
-    compute_file_checksums,
     compute_pair_numbers,
     map_fields,
     map_mask,
@@ -324,6 +322,9 @@ def _list_shard_faults(
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
     else:
+        for suffix in (".mask", ".weights"):
+            if suffix in shard.checksums:
+                checksums.append_file(stem.with_suffix(suffix))
         faults += _list_block_checksum_faults(stem.with_suffix(".sums"), shard.sums, checksums)
     return faults + _list_range_faults(f"{stem}.bin", lowest, highest, manifest.tokenizer.vocab_size)
 

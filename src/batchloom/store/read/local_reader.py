@@ -5,24 +5,16 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
-from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
-from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
+from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES
+from batchloom.store.format.manifest import Manifest, read_manifest
 from batchloom.store.format.media_index import read_blob
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import (
-    CHECK_REMEDY,
-    ENTRIES_PER_BLOCK,
-    ChecksumFile,
-    map_checksum_file,
-    map_mask,
-)
+from batchloom.store.format.shard_sidecars import map_mask
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
+from batchloom.store.read.block_checks import FirstRead, FlagChecks, verify_file
 from batchloom.store.read.mapped_shards import (
     IndexBlocks,
     MappedShard,
@@ -68,10 +60,14 @@ class LocalReader(SubsetReader):
         super().__init__(str(path), manifest, split, ShardTable(locations), dtype, lengths=lengths, removed=removed)
         self._shift = dtype.itemsize.bit_length() - 1
         self._shards = MappedShards(self.table, dtype, lengths.slice)
+        # The flags of a bare prefix have no checksums.
+        self._flag_checks: FlagChecks | None = None
+        if manifest is not None and self._flag_suffixes:
+            self._flag_checks = FlagChecks(path / split, manifest.subsets[split])
         # Addresses of all shards, once all of them are mapped for good.
         self._addresses: ShardAddresses | None = None
         if self._checks is not None:
-            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._flag_suffixes))
+            self._limit = compute_mapped_limit(len(locations), 4 + 2 * bool(self._flag_suffixes))
         self.limit_mapped(self._limit)
 
     def _list_shards_with(self, suffix: str) -> list[int]:
@@ -104,8 +100,9 @@ class LocalReader(SubsetReader):
     def limit_mapped(self, shards: int) -> None:
         super().limit_mapped(shards)
         self._shards.limit = self._limit
-        if self._checks is not None:
-            self._checks.max_mapped = self._limit
+        for checks in (self._checks, self._flag_checks):
+            if checks is not None:
+                checks.max_mapped = self._limit
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         stops = starts + lengths
@@ -142,6 +139,7 @@ class LocalReader(SubsetReader):
     def locate(self, documents: Ids) -> MappedSpans | None:
         if self.mapped is None:
             return None
+        self.verify_flags(documents)
         if self._index_blocks is not None:
             blocks, documents = self._index_blocks.locate(documents)
             return MappedSpans(self._collect_addresses(blocks, [0] * len(blocks)), np.arange(len(blocks)), documents)
@@ -160,6 +158,29 @@ class LocalReader(SubsetReader):
     def _collect_addresses(self, shards: list[MappedShard], numbers: Iterable[int]) -> ShardAddresses:
         flags = [self.find_flag_file(number) for number in numbers] if self._flag_suffixes else []
         return collect_addresses(shards, flags)
+
+    def verify_flags(self, documents: Ids) -> None:
+        checks = self._flag_checks
+        if checks is None:
+            return
+        for run in checks.list_unverified(documents):
+            # Neighbouring documents may be in several shards.
+            for shard in range(self.table.find(run[0])[0], self.table.find(run[-1])[0] + 1):
+                flags = self.find_flag_file(shard)
+                tokens = self._find_tokens(shard, run)
+                if flags is not None and tokens:
+                    checks.verify(shard, flags, tokens)
+            checks.mark_verified(run)
+
+    def _find_tokens(self, shard: int, documents: range) -> range:
+        """Return the tokens of those documents that a shard holds."""
+        bound = self.table.bounds[shard]
+        first = max(documents.start - bound, 0)
+        last = min(documents.stop - bound, self.table.locations[shard].documents) - 1
+        if first > last:
+            return range(0)
+        pointers, _, lengths, _ = self._shards.map(shard)
+        return range(pointers[first] >> self._shift, (pointers[last] >> self._shift) + int(lengths[last]))
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         if self.mapped is None:
@@ -180,7 +201,8 @@ class LocalReader(SubsetReader):
     def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
         path = self._name_file(shard, suffix)
         view = map_file(path)
-        if self.manifest is not None and (shard, suffix) not in self._verified_sidecars:
+        is_flags = suffix in (".mask", ".weights")
+        if self.manifest is not None and not is_flags and (shard, suffix) not in self._verified_sidecars:
             # They are small beside the tokens, and nothing shows their damage: another weight is a weight, too.
             verify_file(path, self.manifest.subsets[self.split].shards[shard].checksums[suffix], view)
             self._verified_sidecars.add((shard, suffix))
@@ -194,82 +216,3 @@ class LocalReader(SubsetReader):
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
         return read_manifest(self._path, generation)
-
-
-@final
-class FirstRead:
-    """Verification of one subset as it is read."""
-
-    def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
-        self._folder = folder
-        self._subset = subset
-        self.always = always
-        self.max_mapped = 16
-        # Each shard gets one extra block: an empty document at its end begins there.
-        blocks = np.array([-(-shard.bytes // BLOCK_BYTES) + 1 for shard in subset.shards], np.int64)
-        self._bases = np.cumsum(blocks) - blocks
-        # Untouched pages of the zeroed array take no memory.
-        self._verified_blocks = np.zeros(int(blocks.sum()), bool)
-        self._verified_blocks[self._bases + blocks - 1] = True
-        self._shards: dict[int, tuple[memoryview, ChecksumFile]] = {}
-        for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
-            verify_file(folder / name, layer.lengths)
-        if subset.removed is not None and subset.removed_file is not None:
-            verify_file(folder / subset.removed_file, subset.removed.file)
-
-    def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
-        bases = self._bases.take(shards)
-        firsts = bases + begins // BLOCK_BYTES
-        lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK_BYTES)
-        if self.always:
-            pending_spans = np.flatnonzero(sizes)
-        else:
-            # The flags of the first and last block do not cover the inner blocks of a longer span.
-            is_verified = self._verified_blocks.take(firsts)
-            is_verified &= self._verified_blocks.take(lasts)
-            is_verified &= lasts - firsts <= 1
-            if is_verified.all():
-                return
-            pending_spans = np.flatnonzero(~is_verified)
-        counts = lasts[pending_spans] - firsts[pending_spans] + 1
-        preceding_blocks = np.cumsum(counts) - counts
-        blocks = np.arange(counts.sum()) + (firsts[pending_spans] - preceding_blocks).repeat(counts)
-        owners = shards[pending_spans].repeat(counts)
-        if not self.always:
-            unverified = ~self._verified_blocks.take(blocks)
-            blocks = blocks[unverified]
-            owners = owners[unverified]
-        self._verify_blocks(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
-        self._verified_blocks[blocks] = True
-
-    def _verify_blocks(self, owners: list[int], blocks: list[int]) -> None:
-        digest = xxhash.xxh3_64_intdigest
-        shards = self._shards
-        for shard, block in zip(owners, blocks, strict=True):
-            data, checksums = shards.get(shard) or self._map(shard)
-            if not checksums.verified[block // ENTRIES_PER_BLOCK]:
-                checksums.verify_entry(block)
-            if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != checksums.entries[block]:
-                name = self._subset.shards[shard].name
-                raise StoreError(
-                    f"{self._folder / name}.bin: bytes {BLOCK_BYTES * block:,} to {BLOCK_BYTES * (block + 1):,} do not "
-                    f"match its checksums; it was changed or damaged. {CHECK_REMEDY}"
-                )
-
-    def _map(self, shard: int) -> tuple[memoryview, ChecksumFile]:
-        """Map a shard and its block checksums."""
-        entry = self._subset.shards[shard]
-        data = map_file(self._folder / f"{entry.name}.bin")
-        if len(self._shards) >= self.max_mapped:
-            self._shards.pop(next(iter(self._shards)))
-        mapped = self._shards[shard] = (
-            data,
-            map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data)),
-        )
-        return mapped
-
-
-def verify_file(path: Path, expected_checksum: str, view: memoryview | None = None) -> None:
-    """Compare a file, or its mapped content, with its checksum in the manifest."""
-    if compute_checksum(map_file(path) if view is None else view) != expected_checksum:
-        raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")

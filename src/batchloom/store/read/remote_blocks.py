@@ -31,11 +31,8 @@ from batchloom.remote import (
     split_intervals,
     subtract_intervals,
 )
+from batchloom.store.format.block_checksums import compute_block_checksums, parse_root_checksums
 from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.shard_sidecars import (
-    compute_block_checksums,
-    parse_root_checksums,
-)
 from batchloom.store.read.remote_files import MAX_FETCH_ATTEMPTS, BlockFetcher, RemoteFileTable
 
 # Maximum blocks of a request (1 MiB), and approximate blocks of a cache file (8 MiB).
@@ -339,7 +336,7 @@ class RemoteBlocks:
                 heads.add(file.checksum_file)
         for number, head in zip(heads, self.read_files(heads) if heads else [], strict=True):
             file = files[number]
-            root_checksums = parse_root_checksums(head.data, file.checksum, file.covered_bytes, file.width)
+            root_checksums = parse_root_checksums(head.data, file.checksum, file.entries, file.width)
             if root_checksums is None:
                 raise self._fetcher.make_changed_error(file, 0, file.size)
             self._root_checksums[number] = root_checksums

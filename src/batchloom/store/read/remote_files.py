@@ -22,16 +22,21 @@ from batchloom.remote import (
     make_remote_error,
     merge_intervals,
 )
-from batchloom.store.format.manifest import Manifest, ShardEntry
-from batchloom.store.format.shard_sidecars import (
+from batchloom.store.format.block_checksums import (
     COUNTED_ENTRY_BYTES,
-    HEADER,
-    PAIR_ROW_BYTES,
     PLAIN_ENTRY_BYTES,
-    PROVENANCE_ROW_BYTES,
     compute_block_checksums,
+    count_blocks,
     count_entries,
     count_header_bytes,
+)
+from batchloom.store.format.manifest import Manifest, ShardEntry
+from batchloom.store.format.shard_sidecars import (
+    HEADER,
+    PAIR_ROW_BYTES,
+    PROVENANCE_ROW_BYTES,
+    compute_mask_size,
+    compute_weights_size,
 )
 
 # Attempts to fetch a block whose content does not match its checksum.
@@ -50,7 +55,7 @@ class RemoteStoreFile(NamedTuple):
     check_method: CheckMethod = "whole"  # verification method
     checksum_file: int = -1  # number of the file with its block checksums; -1 if there is none
     width: int = 0  # bytes per checksum entry, for a file verified by blocks
-    covered_bytes: int = 0  # for a ``.sums`` header, the size of the checksummed file
+    entries: int = 0  # for a ``.sums`` header, the number of entries
     offset: int = 0  # byte offset in the file of that name
     base: int = 0  # number of its first block
 
@@ -89,7 +94,9 @@ class RemoteFileTable:
         ):
             lengths = RemoteStoreFile(f"{subset}/{name}", 4 * layer.documents, layer.lengths)
             self.lengths.append(
-                self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
+                self._add_with_checksums(
+                    lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES, count_blocks(lengths.size)
+                )
             )
         self.removed: int | None = None
         if entry.removed:
@@ -112,8 +119,8 @@ class RemoteFileTable:
     def _add_shard(self, stem: str, shard: ShardEntry) -> dict[str, int]:
         sizes = {
             ".bin": shard.bytes,
-            ".mask": HEADER.size + (shard.tokens + 7) // 8,
-            ".weights": HEADER.size + shard.tokens,
+            ".mask": compute_mask_size(shard.tokens),
+            ".weights": compute_weights_size(shard.tokens),
             ".docs": HEADER.size + PROVENANCE_ROW_BYTES * shard.documents,
             ".pairs": HEADER.size + PAIR_ROW_BYTES * shard.documents,
             ".fields": shard.fields_bytes or 0,
@@ -130,20 +137,20 @@ class RemoteFileTable:
             file = RemoteStoreFile(f"{stem}{suffix}", size, checksum)
             if suffix in checksum_suffixes:
                 sums = checksum_suffixes[suffix]
+                entries = count_entries(shard) if suffix == ".bin" else count_blocks(size)
                 numbers[suffix] = self._add_with_checksums(
-                    file, f"{stem}{sums}", shard.checksums[sums], PLAIN_ENTRY_BYTES
+                    file, f"{stem}{sums}", shard.checksums[sums], PLAIN_ENTRY_BYTES, entries
                 )
             else:
                 numbers[suffix] = self._add(file)
         return numbers
 
-    def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str, width: int) -> int:
-        """Add a file and its ``.sums``."""
-        size = count_header_bytes(file.size, width)
-        head = self._add(RemoteStoreFile(name, size, checksum, width=width, covered_bytes=file.size))
-        entries_size = count_entries(file.size) * width
-        entries = self._add(RemoteStoreFile(name, entries_size, checksum, "entries", head, offset=size))
-        return self._add(file._replace(check_method="blocks", checksum_file=entries, width=width))
+    def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str, width: int, entries: int) -> int:
+        """Add a file and its ``.sums``, whose first entries are the file's."""
+        size = count_header_bytes(entries, width)
+        head = self._add(RemoteStoreFile(name, size, checksum, width=width, entries=entries))
+        entries_file = self._add(RemoteStoreFile(name, entries * width, checksum, "entries", head, offset=size))
+        return self._add(file._replace(check_method="blocks", checksum_file=entries_file, width=width))
 
     def _add(self, file: RemoteStoreFile) -> int:
         self.files.append(file._replace(base=self._next))

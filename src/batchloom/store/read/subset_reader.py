@@ -110,7 +110,7 @@ class SubsetReader(SubsetFiles):
         # Suffix of the file that has the flags of a shard; the weights of a shard include its mask.
         self._flag_suffixes = dict.fromkeys(masked, ".mask") | dict.fromkeys(weighted, ".weights")
         self._flag_files: dict[int, LossMask | LossWeights] = {}
-        self._limit = compute_mapped_limit(len(table.locations), 2 + bool(masked) + bool(weighted))
+        self._limit = compute_mapped_limit(len(table.locations), 2 + 2 * bool(self._flag_suffixes))
 
     def remove(self, documents: Ids) -> None:
         """Serve further documents as removed; numbers beyond the subset are ignored."""
@@ -158,6 +158,7 @@ class SubsetReader(SubsetFiles):
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[LossFlags]:
         """Read the loss flags of token ranges; see :meth:`read`."""
         flags = [LossFlags.all_trained(length) for length in lengths.tolist()]
+        self.verify_flags(documents)
         if self._flag_suffixes:
             shards = self.table.shards_of(documents)
             begins = self._find_begins(documents, shards) + starts
@@ -167,6 +168,13 @@ class SubsetReader(SubsetFiles):
         for index in self._list_removed_indices(documents):
             flags[index] = LossFlags.none_trained(flags[index].size)
         return flags
+
+    def verify_flags(self, documents: Ids) -> None:
+        """Verify the flags of documents that are read for the first time.
+
+        Raises:
+            StoreError: they were changed.
+        """
 
     def _find_begins(self, documents: Ids, shards: Ids) -> Ids:
         """Return the first token of each document in its shard; any number without flags."""

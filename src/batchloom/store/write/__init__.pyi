@@ -6,4 +6,5 @@ from .store_writer import (
     write_checksum_file as write_checksum_file,
     write_chunks as write_chunks,
     write_mask as write_mask,
+    write_shard_checksums as write_shard_checksums,
 )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import OutputError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
 from batchloom.core.loss_weights import LossFlags
+from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.layout import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
@@ -26,14 +27,11 @@ from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
 from batchloom.store.format.megatron_index import encode_index, map_file
 from batchloom.store.format.shard_columns import encode_columns
 from batchloom.store.format.shard_sidecars import (
-    COUNTED_ENTRY_BYTES,
-    BlockChecksums,
     DocumentFields,
     MaskBuilder,
     MinHashSignatures,
     PairIndex,
     ProvenanceTable,
-    compute_file_checksums,
     encode_weights_header,
 )
 
@@ -173,6 +171,17 @@ def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
     """Write a shard's ``.mask``; return its checksum, or None if all is trained."""
     data = bits.to_bytes()
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
+
+
+def write_shard_checksums(stem: Path, checksums: BlockChecksums, *, mask: bool, weights: bool) -> str:
+    """Write the ``.sums`` of a shard; return the checksum of its header.
+
+    ``checksums`` are those of its tokens; those of its ``.mask`` and ``.weights``, already written, are added.
+    """
+    for suffix, exists in ((".mask", mask), (".weights", weights)):
+        if exists:
+            checksums.append_file(stem.with_suffix(suffix))
+    return write_checksum_file(stem.with_suffix(".sums"), checksums)
 
 
 def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
@@ -328,6 +337,7 @@ class ShardWriter:
         idx = write_file(self._stem.with_suffix(".idx"), encode_index(lengths, self._dtype))
         docs = write_file(self._stem.with_suffix(".docs"), provenance.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
+        weights = self._weights.finish(self._mask.trained) if self._weights and self._mask else None
         entry = ShardEntry(
             name=self._stem.name,
             documents=len(lengths),
@@ -342,8 +352,8 @@ class ShardWriter:
             bands=None
             if signatures is None
             else write_chunks(self._stem.with_suffix(".bands"), signatures.iter_chunks()),
-            sums=write_checksum_file(self._stem.with_suffix(".sums"), self._checksums),
-            weights=self._weights.finish(self._mask.trained) if self._weights and self._mask else None,
+            sums=write_shard_checksums(self._stem, self._checksums, mask=mask is not None, weights=weights is not None),
+            weights=weights,
         )
         if media is not None and len(media.rows):
             entry = _write_media(self._stem, media, entry)
