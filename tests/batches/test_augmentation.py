@@ -56,7 +56,7 @@ def is_near_share(count, of, share):
 
 def test_off_by_default(store):
     plain = make_loader(store)
-    assert plain.augmentation is make_loader(store, Augment(mask_id=3)).augmentation is None
+    assert plain.feed.augmentation is make_loader(store, Augment(mask_id=3)).feed.augmentation is None
     assert "augment" not in plain.state_dict()
     assert have_same_arrays(plain[3], make_loader(store, Augment())[3])
 
@@ -300,6 +300,6 @@ def test_the_tokenizers_own_mask_token_is_found(tmp_path):
     path.write_text(json.dumps(definition))
     store = write_store(tmp_path / "s", [list(range(60))] * 20, tokenizer=str(path))
     loader = make_loader(store, Augment(mask_prob=0.5))
-    assert loader.augmentation.settings.mask_id == 258
+    assert loader.feed.augmentation.settings.mask_id == 258
     assert loader.state_dict()["augment"]["mask_id"] == 258
     assert (loader[0]["input_ids"] == 258).any()

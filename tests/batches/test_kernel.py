@@ -198,7 +198,7 @@ def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 def test_int32_ids_and_labels(mixture, form):
     wide = batchloom.Loader(mixture, **SETTINGS, form=form, steps=4, augment={"noise_prob": 0.2, "vocab_size": 257})
-    narrow_settings = {**SETTINGS, "batch": BatchOptions(dtype="int32"), "augment": wide.augmentation.settings}
+    narrow_settings = {**SETTINGS, "batch": BatchOptions(dtype="int32"), "augment": wide.feed.augmentation.settings}
     narrow = batchloom.Loader(mixture, **narrow_settings, form=form, steps=4)
     for batch, expected in zip(narrow, wide, strict=True):
         for name, array in expected.items():

@@ -380,7 +380,7 @@ def test_a_state_is_of_a_whole_number_of_any_kind(tmp_path):
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
     state = loader.state_at(np.int64(2))
     assert json.loads(json.dumps(state)) == loader.state_at(2)
-    for method in (loader.state_at, loader.share_at):
+    for method in (loader.state_at, loader.feed.share_at):
         with pytest.raises(SettingsError, match="step: 1000.* is not a step number"):
             method(10**20)
 
@@ -389,6 +389,6 @@ def test_a_state_is_of_a_whole_number_of_any_kind(tmp_path):
 def test_a_step_is_a_whole_number_from_0_on(tmp_path, step):
     store = write_store(tmp_path / "s", [[7] * 9] * 60)
     loader = Loader(store, seq_len=16, global_batch_size=2, steps=10, rank=0, world_size=1)
-    for method in (loader.batch, loader.tokens, loader.imbalance, loader.share_at, loader.state_at):
+    for method in (loader.batch, loader.tokens, loader.imbalance, loader.feed.share_at, loader.state_at):
         with pytest.raises(SettingsError, match="step: .* is not a step number"):
             method(step)

@@ -93,7 +93,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
     held_batches = {}
     for rank in range(processes):
         loader = build_loader(store, **options, rank=rank)
-        loader.load_state_dict(add_augment_state(alone.plan.state(step * size), alone.augmentation))
+        loader.load_state_dict(add_augment_state(alone.plan.state(step * size), alone.feed.augmentation))
         batch = next(iter(loader))
         assert batch.step == step
         placement = mesh.get_placement(rank, processes)

@@ -441,7 +441,7 @@ def test_a_child_goes_on_while_its_parent_decodes(qwen):
     iterator = iter(loader)
     next(iterator)
     # Simulate parent threads that hold the whole budget when the child is forked.
-    with loader.media._budget.reserve(1 << 50):
+    with loader.feed.media._budget.reserve(1 << 50):
         child = multiprocessing.get_context("fork").Process(target=loader.batch, args=(0,))
         child.start()
         child.join(60)

@@ -125,7 +125,7 @@ def test_listed_documents_become_padding_and_all_else_stays(damaged, intact, cap
         list(batchloom.Loader(store, **SIZES))
     intact_loader = batchloom.Loader(intact[0], **SIZES)
     loader = batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(list_file)))
-    assert loader.replaced == {"data": tuple(missing)}
+    assert loader.feed.replaced == {"data": tuple(missing)}
     meter, served, padded = Meter(loader), 0, 0
     for before, after in zip(intact_loader, meter.over(loader), strict=True):
         rows = intact_loader.plan.rows(*intact_loader.plan.positions_of(before.step))

@@ -127,7 +127,7 @@ def test_costs_of_media_tokens_even_out_ranks(stores):
     plan = loader.plan
     uneven, even = [], []
     for step in range(STEPS):
-        costs = loader.costs.of(plan, plan.rows(*plan.positions_of(step)))
+        costs = loader.feed.costs.of(plan, plan.rows(*plan.positions_of(step)))
         assert costs.shape == (2, 16)
         uneven.append(compute_imbalance(costs[1], deal_contiguous(16, 4), 4))
         even.append(compute_imbalance(costs[1], assign_step_ranks(loader, step, 4), 4))
@@ -137,7 +137,7 @@ def test_costs_of_media_tokens_even_out_ranks(stores):
 def test_a_store_without_media_has_one_cost_per_row(stores):
     loader = batchloom.Loader(stores["text"], **SIZES, batch=BALANCED)
     rows = loader.plan.rows(0, 16)
-    assert loader.costs.of(loader.plan, rows).shape == (16,)
+    assert loader.feed.costs.of(loader.plan, rows).shape == (16,)
 
 
 def test_analysis_knows_the_ranks(stores):
@@ -173,8 +173,8 @@ def test_a_run_resumes_on_other_ranks(stores):
 def test_banned_documents_cost_no_media(stores):
     loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=STEPS, batch=BALANCED)
     plan = loader.plan
-    before = loader.costs.media_tokens(plan, plan.rows(0, 16))
+    before = loader.feed.costs.media_tokens(plan, plan.rows(0, 16))
     everything = list(range(len(stores["seen"])))
     loader.edit(Edit(step=0, ban={"seen": everything}))
-    after = loader.costs.media_tokens(loader.plan, loader.plan.rows(0, 16))
+    after = loader.feed.costs.media_tokens(loader.plan, loader.plan.rows(0, 16))
     assert before.sum() > after.sum() == 0

@@ -227,7 +227,7 @@ BATCHES = (
     # A resumed run skips the first step behind its state.
     Mutant(
         "resumed-step-skipped",
-        "batches/loading/stream_steps.py",
+        "batches/loading/iterations.py",
         "        self._start = step\n        self.resumed = True\n",
         "        self._start = step + 1\n        self.resumed = True\n",
         ("batches/test_loader.py", "batches/test_mixture.py"),

@@ -76,7 +76,7 @@ def _describe_rank(loader: Loader) -> dict[str, Any]:
             "uneven": spec.uneven,
             "micro_batch_size": spec.micro_batch_size,
             "balance": spec.balance,
-            "augment": to_plain(loader.augmentation.settings if loader.augmentation else Augment()),
+            "augment": to_plain(loader.feed.augmentation.settings if loader.feed.augmentation else Augment()),
         },
     }
 

@@ -71,7 +71,7 @@ def check_engine(engine: Any, loader: Loader) -> None:
             "share."
         )
     _check_gradient_accumulation(engine, loader)
-    ranks = loader.share_at(0).placement.world_size
+    ranks = loader.feed.share_at(0).placement.world_size
     if engine.dp_world_size != ranks:
         raise TrainError(
             f"The engine has {engine.dp_world_size} data-parallel ranks and the loader has {ranks}: make the loader "

@@ -233,7 +233,7 @@ class _MicroBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
-            yield from batch.split(self._loader.share_at(batch.step).micro_batch_size)
+            yield from batch.split(self._loader.feed.share_at(batch.step).micro_batch_size)
 
 
 class _ResumedMicroBatches:
@@ -267,7 +267,7 @@ class _ResumedMicroBatches:
                     f"{trainer.global_step} steps: with manual optimization, step once per micro-batch, or use "
                     "automatic optimization."
                 )
-            parts = batch.split(loader.share_at(batch.step).micro_batch_size)
+            parts = batch.split(loader.feed.share_at(batch.step).micro_batch_size)
             if len(parts) != trainer.accumulate_grad_batches:
                 raise TrainError(
                     f"Step {batch.step} is {len(parts)} micro-batches of {len(parts[0]['input_ids'])} rows on each "

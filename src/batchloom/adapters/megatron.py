@@ -22,6 +22,7 @@ from megatron.core import num_microbatches_calculator, parallel_state
 from batchloom.adapters.agreement import get_collective_device, require_agreement
 from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms, get_token_reader
 from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
+from batchloom.batches.loading import iter_step_numbers, require_plan_feed
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Mesh
@@ -123,12 +124,14 @@ def make_megatron_iterator(
         parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         or parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     )
+    feed = require_plan_feed(loader.feed, 0)
     # The start is fixed here, not at the first ``next``.
+    steps = iter_step_numbers(feed, feed.iterations.next_step)
     if is_middle_stage and not mask:
-        return _iter_nothing(loader, loader.step_numbers())
+        return _iter_nothing(loader, steps)
     if parallel_state.get_tensor_model_parallel_rank() == 0:
         return _name_tensors(_read_micro_batches(loader, iter(loader)), attention_mask=mask)
-    return _name_tensors(_allocate_micro_batches(loader, loader.step_numbers()), attention_mask=mask)
+    return _name_tensors(_allocate_micro_batches(loader, steps), attention_mask=mask)
 
 
 def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  # noqa: FBT001 - passed through
@@ -222,7 +225,7 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
         passes = _count_micro_batches(loader, step)
         seq_len = loader.plan.spec_at(step).seq_len
         arrays = len(_BATCH_KEYS) + get_token_reader(loader.store).weighted
-        shape = (arrays, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
+        shape = (arrays, loader.feed.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
             yield torch.empty(shape, dtype=torch.int64, device=device)
 
@@ -236,7 +239,7 @@ def _broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _count_micro_batches(loader: Loader, step: int) -> int:
     """Return a step's micro-batches per rank; reject another count in Megatron."""
-    share = loader.share_at(step)
+    share = loader.feed.share_at(step)
     try:
         megatron_counts = (
             num_microbatches_calculator.get_num_microbatches(),

@@ -26,7 +26,14 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from batchloom.adapters.worker_memory import SharedDict
 from batchloom.batches import Batch, Loader, add_augment_state
 from batchloom.batches.assembly import remove_augment_state
-from batchloom.batches.loading import LoaderTemplate, lose_track, refuse_second_share
+from batchloom.batches.loading import (
+    PlanFeed,
+    copy_settings,
+    iter_step_numbers,
+    refuse_second_share,
+    reopen_loader,
+    require_plan_feed,
+)
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.order import refuse_lane_order
 
@@ -45,7 +52,8 @@ class _WorkerLoader:
     """
 
     def __init__(self, loader: Loader) -> None:
-        if loader.streamed:
+        feed = loader.feed
+        if not isinstance(feed, PlanFeed):
             raise InputError(
                 "A DataLoader cannot read a stream, which has its own worker processes (stream(workers=...)). "
                 "Iterate the Loader, or prepare the data."
@@ -60,13 +68,14 @@ class _WorkerLoader:
         refuse_lane_order(loader.plan, "cannot be used with a DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
-        self._template = replace(LoaderTemplate.of(loader), plan=copy.copy(loader.plan))
+        plan, spec, augment = copy_settings(feed)
+        self._settings = copy.copy(plan), replace(spec, prefetch=0), augment
         self._state = loader.state_at(self.first)
         self._token = f"{os.getpid()}-{next(_LOADER_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
         _LIVE_LOADERS[self._token] = loader
         # Announce it here, since otherwise each worker would do it.
-        loader.announce()
+        feed.announce()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "original": None, "_copy": None}
@@ -74,7 +83,7 @@ class _WorkerLoader:
     def loader(self) -> Loader:
         """Return this process's copy, made on first use."""
         if self._copy is None or self._copy[0] != os.getpid():
-            self._copy = (os.getpid(), self._template.open(self._state, prefetch=0))
+            self._copy = (os.getpid(), reopen_loader(*self._settings, self._state))
         return self._copy[1]
 
     def batch(self, step: int) -> Batch:
@@ -105,7 +114,7 @@ def _receive(token: str, *parts: Any) -> Batch:
     know which one was trained last.
     """
     if (loader := _LIVE_LOADERS.get(token)) is not None:
-        lose_track(loader)
+        loader.feed.iterations.untracked = True
     return Batch(*parts)
 
 
@@ -130,7 +139,7 @@ class LoaderDataset(Dataset[Batch]):
         if not 0 <= step < self._length:
             raise IndexError(f"step {step} of a run of {self._length} steps")
         if self._source.original is not None:
-            lose_track(self._source.original)
+            self._source.original.feed.iterations.untracked = True
         return self._source.batch(step)
 
 
@@ -169,13 +178,13 @@ class LoaderIterable(IterableDataset[Batch]):
         """Yield the step numbers of this process; without workers the loader tracks them."""
         original = self._source.original if get_worker_info() is None else None
         if original is not None and not _is_fetched_ahead():
-            yield from original.step_numbers(first)
+            yield from iter_step_numbers(require_plan_feed(original.feed, first), first)
             return
         loader = self._source.loader()
         step = first
         while loader.plan.has_step(step):
             if original is not None:
-                lose_track(original)
+                original.feed.iterations.untracked = True
             yield step
             step += workers
 
@@ -185,7 +194,7 @@ class LoaderIterable(IterableDataset[Batch]):
         loader = self._source.loader()
         step = self._source.first + number if self._next is None else self._next
         state = loader.plan.state(loader.plan.positions_of(step)[0])
-        return {"workers": workers, "state": add_augment_state(state, loader.augmentation)}
+        return {"workers": workers, "state": add_augment_state(state, loader.feed.augmentation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a worker's own state.
@@ -199,7 +208,7 @@ class LoaderIterable(IterableDataset[Batch]):
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
             raise StateError("This is not the state of a worker. Give the value that state_dict() returned.")
         loader = self._source.loader()
-        position = loader.plan.resume(remove_augment_state(state["state"], loader.augmentation))
+        position = loader.plan.resume(remove_augment_state(state["state"], loader.feed.augmentation))
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, but there are {workers}. Save "

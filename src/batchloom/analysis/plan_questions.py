@@ -17,6 +17,7 @@ from batchloom.batches.loading import (
     list_table_folders,
     load_table,
     make_table_name,
+    require_plan_feed,
     wait_for_table,
 )
 from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
@@ -706,7 +707,7 @@ def _measure_balanced_costs(data: Plan | Loader, step: int, *, balance: bool) ->
     row_costs = RowCosts()
     if isinstance(data, Loader):
         balance = data.spec.balance
-        row_costs = data.costs
+        row_costs = require_plan_feed(data.feed, step).costs
     return row_costs.of(plan, plan.rows(*plan.positions_of(step))) if balance else None
 
 

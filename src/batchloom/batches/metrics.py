@@ -28,8 +28,9 @@ from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
 from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.background import BackgroundThread
 from batchloom.batches.loading.combined_store import is_replicated
-from batchloom.batches.loading.loader import Loader
-from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
+from batchloom.batches.loading.loader import Loader, require_plan_feed
+from batchloom.batches.loading.plan_feed import PlanFeed
+from batchloom.batches.loading.rank_share import assign_balanced_ranks
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 from batchloom.plan import compute_row_costs
@@ -138,19 +139,20 @@ class StepFacts:
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
-    plan = loader.plan
-    batch_spec = loader.spec
+    feed = require_plan_feed(loader.feed, step)
+    plan = feed.plan
+    batch_spec = feed.spec
     spec = plan.spec_at(step)
-    share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
+    share = feed.share_at(step)
     ranks = share.placement.world_size
-    copies = ranks if is_replicated(loader.store) else 1
+    copies = ranks if is_replicated(feed.store) else 1
     uneven = None
-    if is_replicated(loader.store):
-        rows, _ = select_rank_rows(plan, step, share, loader.costs if batch_spec.balance else None)
+    if is_replicated(feed.store):
+        rows, _ = feed.select_rows(step)
         owners = np.zeros(len(rows), np.int64)
     else:
         rows = plan.rows(*plan.positions_of(step))
-        costs = loader.costs.of(plan, rows)
+        costs = feed.costs.of(plan, rows)
         owners, uneven = assign_balanced_ranks(plan, costs, ranks, balance=batch_spec.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
     computed_tokens = ranks * share.rows * spec.seq_len
@@ -164,7 +166,7 @@ def collect_step_facts(loader: Loader, step: int) -> StepFacts:
         tokens=np.repeat(tokens[:1], ranks) if copies > 1 else tokens,
         sources=copies * _sum_by_key(rows.sources, served, len(plan.stores)),
         squares=copies * int(compute_row_costs(rows).sum()),
-        trained=None if _requires_masks(loader) else copies * int((served - 1).clip(0).sum()),
+        trained=None if _requires_masks(feed) else copies * int((served - 1).clip(0).sum()),
         capacity=copies * len(rows) * spec.seq_len,
         computed_tokens=computed_tokens,
         imbalance=uneven if ranks > 1 else None,
@@ -172,10 +174,10 @@ def collect_step_facts(loader: Loader, step: int) -> StepFacts:
     )
 
 
-def _requires_masks(loader: Loader) -> bool:
+def _requires_masks(feed: PlanFeed) -> bool:
     """Return whether masks, not lengths alone, decide which tokens carry a loss."""
-    drops = loader.augmentation is not None and loader.augmentation.drops_loss
-    return loader.store.masked or drops
+    drops = feed.augmentation is not None and feed.augmentation.drops_loss
+    return feed.store.masked or drops
 
 
 def _sum_by_key(keys: NDArray[np.integer], values: Ids, count: int) -> Ids:
@@ -447,7 +449,8 @@ class Meter:
         tokens = self._loader.tokens(step) if self._loader.streamed else None
         trained_labels = None
         # Without masks, lengths alone show which tokens carry a loss.
-        needs_labels = self._loader.streamed or _requires_masks(self._loader)
+        feed = self._loader.feed
+        needs_labels = not isinstance(feed, PlanFeed) or _requires_masks(feed)
         if trained is None and isinstance(batch, Mapping) and needs_labels:
             # The sum of a tensor stays a tensor, so this does not synchronize with the device.
             trained_labels = (batch["labels"] != IGNORE_INDEX).sum()
@@ -547,7 +550,7 @@ class Meter:
         known_counts = [count for count in trained_counts if count is not None]
         if len(known_counts) == len(trained_counts):
             return {"perf/trained_share": sum(known_counts) / max(tokens, 1)}
-        rank = self._loader.share_at(records[-1].step).placement.rank
+        rank = self._loader.feed.share_at(records[-1].step).placement.rank
         return _compute_trained_share(
             records, sum(int(fact.tokens[rank]) for fact in facts) // self._loader.spec.mesh.context
         )
@@ -555,7 +558,7 @@ class Meter:
     def _compute_rank_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
         tokens = sum(record.tokens or 0 for record in records)
         capacity = sum(
-            self._loader.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
+            self._loader.feed.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
         )
         filled = tokens / max(1, capacity)
         metrics = _compute_time_metrics(records, "rank", tokens, self._loader.spec.mesh.processes_per_data_rank)

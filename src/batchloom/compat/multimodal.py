@@ -14,6 +14,7 @@ import numpy as np
 
 from batchloom.batches import BatchOptions, Loader, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
+from batchloom.batches.loading import require_plan_feed
 from batchloom.batches.media import CollateRow, collate_rows, stacks_features_by_row, take_single_row
 from batchloom.compat.script_arguments import check_output
 from batchloom.core.addresses import is_url
@@ -87,7 +88,7 @@ class MultiModalDataset:
         self._store = open_store(self._folder)
         self._process_loader = None
         self._by_row = stacks_features_by_row(self._store)
-        self._get_loader().announce()
+        require_plan_feed(self._get_loader().feed, 0).announce()
 
     def _get_loader(self) -> Loader:
         """Return this process's loader, whose step p is row p."""
@@ -148,12 +149,12 @@ class MultiModalDataset:
 
         Samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
         """
-        loader = self._get_loader()
+        feed = require_plan_feed(self._get_loader().feed, 0)
         row_lengths = list[int]()
-        for start in range(0, len(loader), _AT_ONCE):
-            rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
+        for start in range(0, len(feed), _AT_ONCE):
+            rows = feed.plan.rows(start, min(start + _AT_ONCE, len(feed)))
             tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])
-            media = loader.costs.media_tokens(loader.plan, rows)
+            media = feed.costs.media_tokens(feed.plan, rows)
             row_lengths += np.where(media > 0, tokens, -tokens).tolist()
         return row_lengths
 

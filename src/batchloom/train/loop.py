@@ -28,7 +28,8 @@ from batchloom.adapters.optimizer_step import (
     update_weights,
 )
 from batchloom.adapters.rank_group import join_ranks
-from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
+from batchloom.batches import IGNORE_INDEX, Batch, Meter
+from batchloom.batches.loading import require_plan_feed
 from batchloom.core.errors import SettingsError
 from batchloom.core.run_files import read_checkpoint_step
 from batchloom.core.settings import to_plain
@@ -248,7 +249,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
 
 def _iter_losses(run: TrainRun, batch: Batch) -> Iterator[Tensor]:
     """Yield the summed loss of each pass, in the context for its backward pass."""
-    passes = run.loader.share_at(batch.step).passes
+    passes = run.loader.feed.share_at(batch.step).passes
     learner = run.learner
     for number, part in enumerate(iter_passes(run.model, batch, passes), 1):
         # Gradients are summed over ranks once, in the last pass.
@@ -300,7 +301,7 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
         batch = val[number]
         check_batch_ids(run.model, batch)
         trained += float((batch["labels"] != IGNORE_INDEX).sum())
-        for part in iter_passes(run.model, batch, val.share_at(number).passes):
+        for part in iter_passes(run.model, batch, val.feed.share_at(number).passes):
             with make_autocast(run.ranks.device):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
@@ -314,10 +315,9 @@ def compute_row_losses(run: TrainRun, batch: Batch) -> list[float | None]:
     It is in nats per trained token, and None for a row without one. The rows are passed through the model once more,
     each alone and with the weights before the step, so the arithmetic of training stays the same.
     """
-    plan = run.loader.plan
-    balance = run.loader.costs if run.settings.order.balance else None
-    start, stop = plan.positions_of(batch.step)
-    _, positions = select_rank_rows(plan, batch.step, run.loader.share_at(batch.step), balance)
+    feed = require_plan_feed(run.loader.feed, batch.step)
+    start, stop = feed.plan.positions_of(batch.step)
+    _, positions = feed.select_rows(batch.step)
     own_losses: list[tuple[int, float]] = []
     single_rows = iter_passes(run.model, batch, len(positions))
     for position, model_inputs in zip(positions.tolist(), single_rows, strict=True):
@@ -393,8 +393,8 @@ def export_pretrained(run: TrainRun) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         copy_tokenizer(Path(settings.init), run.store, folder)
-        if run.loader.media is not None:
-            for name, text in run.loader.media.processor_files.items():
+        if (media := run.loader.feed.media) is not None:
+            for name, text in media.processor_files.items():
                 (folder / name).write_text(text, "utf-8")
 
     run.folder.write_model(write)

@@ -380,7 +380,7 @@ def _announce_run(run: TrainRun, done: int) -> None:
     ranks = run.ranks
     print_line = run.log.print_line
     plan = run.loader.plan
-    share = run.loader.share_at(0)
+    share = run.loader.feed.share_at(0)
     is_single_store = not run.loader.streamed and plan.mixture is None
     # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)

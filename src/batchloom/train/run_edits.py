@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 
 from batchloom import Edit, Loader, Mixture, Store
 from batchloom.adapters.rank_group import join_ranks
+from batchloom.batches.loading import require_plan_feed
 from batchloom.core.errors import (
     BatchloomError,
     InputError,
@@ -430,7 +431,7 @@ def _find_refusal(run: TrainRun, plain: dict[str, Any]) -> str | None:
     """Return the reason why an edit cannot be applied on some rank; None if it can."""
     refusal = None
     try:
-        check_edited_plan(run, run.loader.edited(_parse_edit(plain)))
+        check_edited_plan(run, require_plan_feed(run.loader.feed, 0).edited(_parse_edit(plain)))
     except BatchloomError as error:
         refusal = str(error)
     return next((reason for reason in run.ranks.all_gather(refusal) if reason is not None), None)

@@ -231,7 +231,7 @@ def _find_order_problems(args: Any) -> list[str]:
 
 def _get_rows_per_step(loader: Loader) -> int | None:
     """Return the rows of every step of a rank; None if edits change them."""
-    row_counts = {loader.share_at(segment.step).rows for segment in loader.plan.segments}
+    row_counts = {loader.feed.share_at(segment.step).rows for segment in loader.plan.segments}
     return None if len(row_counts) > 1 else row_counts.pop()
 
 

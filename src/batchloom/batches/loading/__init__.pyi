@@ -3,8 +3,17 @@ from .combined_store import (
     is_replicated as is_replicated,
     read_trained as read_trained,
 )
-from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
+from .loader import (
+    make_run_share as make_run_share,
+    reopen_loader as reopen_loader,
+    require_plan_feed as require_plan_feed,
+)
 from .loader_plans import check_next_token_objective as check_next_token_objective, get_first_store as get_first_store
+from .plan_feed import (
+    PlanFeed as PlanFeed,
+    copy_settings as copy_settings,
+    iter_step_numbers as iter_step_numbers,
+)
 from .pool_tables import (
     MAX_INLINE_POOLS as MAX_INLINE_POOLS,
     get_open_store as get_open_store,

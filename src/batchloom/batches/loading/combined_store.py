@@ -180,6 +180,11 @@ def list_stores(store: Store | CombinedStore) -> list[Store]:
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
 
 
+def number_documents(store: Store | CombinedStore, rows: Rows) -> Rows:
+    """Return the rows of a plan with the document numbers of its store."""
+    return store.number_documents(rows) if isinstance(store, CombinedStore) else rows
+
+
 def get_token_reader(store: Store | CombinedStore) -> TokenReader:
     """Return the reader of tokens, masks and loss weights."""
     return store if isinstance(store, CombinedStore) else store.reader

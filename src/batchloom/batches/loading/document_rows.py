@@ -12,9 +12,10 @@ from batchloom.batches.assembly.array_filling import Ids
 from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, assemble_rows
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.loading.combined_store import CombinedStore, get_token_reader, list_stores
-from batchloom.batches.loading.loader import Loader
+from batchloom.batches.loading.loader import Loader, require_plan_feed
 from batchloom.batches.loading.loader_media import make_stream_media
-from batchloom.batches.loading.stream_steps import RawStream
+from batchloom.batches.loading.plan_feed import PlanFeed
+from batchloom.batches.loading.stream_feed import StreamFeed
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan.packing import Rows
@@ -32,11 +33,11 @@ _MAX_STREAM_STEPS = 8
 class _StoreDocuments:
     """Documents of stores, with global numbers."""
 
-    def __init__(self, loader: Loader) -> None:
-        store = loader.store
+    def __init__(self, feed: PlanFeed) -> None:
+        store = feed.store
         self.reader = get_token_reader(store)
         self._stores = list_stores(store)
-        self.media_maker = make_media_of_stores(self._stores, loader.spec.media)
+        self.media_maker = make_media_of_stores(self._stores, feed.spec.media)
         self.origin = next(
             source_store.location.name
             for source_store in self._stores
@@ -44,8 +45,8 @@ class _StoreDocuments:
         )
         self._firsts = np.cumsum([0, *(len(source_store) for source_store in self._stores)])
         self._banned = [
-            np.unique(np.array([n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64))
-            for name in (store.stores if isinstance(store, CombinedStore) else loader.plan.stores)
+            np.unique(np.array([n for edit in feed.plan.edits for n in edit.ban.get(name, ())], np.int64))
+            for name in (store.stores if isinstance(store, CombinedStore) else feed.plan.stores)
         ]
 
     def with_media(self, longest: int) -> list[int]:
@@ -81,13 +82,14 @@ class _StreamDocuments:
     The stream stays open while the documents may be read: closing it deletes its temporary files.
     """
 
-    def __init__(self, stream: RawStream, loader: Loader) -> None:
-        media_maker = make_stream_media(stream, loader.spec, None)
+    def __init__(self, feed: StreamFeed) -> None:
+        stream = feed.stream
+        media_maker = make_stream_media(stream, feed.spec, None)
         if media_maker is None:
             raise AssertionError("only for data with media")
         self.media_maker = media_maker
         self.origin = stream.origin
-        ranks = loader.share_at(0).placement
+        ranks = feed.share_at(0).placement
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
         weakref.finalize(self, steps.close)
@@ -135,8 +137,10 @@ class DocumentRows:
     """
 
     def __init__(self, loader: Loader) -> None:
-        stream = loader.stream
-        self._documents = _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
+        feed = loader.feed
+        self._documents = (
+            _StreamDocuments(feed) if isinstance(feed, StreamFeed) else _StoreDocuments(require_plan_feed(feed, 0))
+        )
         self._reader = self._documents.reader
         self._media = self._documents.media_maker
 

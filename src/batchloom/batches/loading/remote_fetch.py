@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.background import BackgroundThread
+from batchloom.batches.loading.rank_share import RankShare, RowCosts, select_rank_rows
 from batchloom.core.errors import BatchloomError
-from batchloom.plan import LanePlan, Plan
+from batchloom.plan import LanePlan, Plan, PlanSpec
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.read import RemoteSubset
@@ -188,6 +189,64 @@ class RemotePrefetcher:
             later = {step: step_rows for step, step_rows in self._rows_by_step.items() if step >= self._needed}
             self._rows_by_step = {**later, **rows_by_step}
         return len(rows_by_step) == len(group_rows)
+
+
+@final
+class FetchedSteps:
+    """Rows of coming steps whose tokens are fetched ahead, by the latest plan.
+
+    Args:
+        stores: store of each source number in rows; some are remote.
+        plan: plan of the steps.
+        first: first step.
+        get_share: function that returns this process's share by the settings of a step.
+        balance: row costs to distribute rows by; None for contiguous ranges.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        plan: Plan,
+        first: int,
+        *,
+        get_share: Callable[[PlanSpec], RankShare],
+        balance: RowCosts | None,
+    ) -> None:
+        self._stores = stores
+        self._plan = plan
+        self._get_share = get_share
+        self._balance = balance
+        self._is_closed = False
+        self._prefetcher = self._start(plan, first)
+
+    def _start(self, plan: Plan, first: int) -> RemotePrefetcher:
+        def select_rows(step: int) -> StepRows | None:
+            if not plan.has_step(step):
+                return None
+            return select_rank_rows(plan, step, self._get_share(plan.spec_at(step)), self._balance)
+
+        def count_tokens(step: int) -> int:
+            spec = plan.spec_at(step)
+            return self._get_share(spec).rows * spec.seq_len
+
+        return RemotePrefetcher(self._stores, plan, first, select_rows, count_tokens)
+
+    def take_rows(self, plan: Plan, step: int) -> StepRows | None:
+        """Return the rows that were looked up for a step, once; None if there are none."""
+        if plan is not self._plan:
+            # What was looked up belongs to the order before an edit.
+            self._prefetcher.end()
+            self._plan = plan
+            self._prefetcher = self._start(plan, step)
+            if self._is_closed:
+                self._prefetcher.end()
+        self._prefetcher.reach(step)
+        return self._prefetcher.take_rows(step)
+
+    def close(self) -> None:
+        """End fetching; the thread that makes batches may still take rows."""
+        self._is_closed = True
+        self._prefetcher.end()
 
 
 @functools.cache

@@ -272,12 +272,17 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
     if not files:
         return plan, {}
     if not isinstance(plan, Plan):
-        raise PlanError(
-            "MediaOptions.replace needs a plan that can be edited, but this is a stream, or repeats the order of "
-            "one: prepare the data into a store, and leave order out."
-        )
+        raise make_no_replacement_error()
     missing_documents = find_missing_documents(plan.stores, files)
     return ban_missing_documents(plan, missing_documents, 0), missing_documents
+
+
+def make_no_replacement_error() -> PlanError:
+    """Build the error for data whose documents cannot be replaced by padding."""
+    return PlanError(
+        "MediaOptions.replace needs a plan that can be edited, but this is a stream, or repeats the order of one: "
+        "prepare the data into a store, and leave order out."
+    )
 
 
 def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:

@@ -111,7 +111,7 @@ def _build_pretrained(
     if settings.compile:
         model.compile_body()
     packed = settings.order.packing != "none"
-    rows = loader.share_at(0).micro_batch_size
+    rows = loader.feed.share_at(0).micro_batch_size
     if packed or examples is not None:
         distances = _measure_isolation(model, loader, documents, rows, data_name)
     if examples is not None and not examples.with_media(settings.seq_len):
