@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from batchloom import Loader
-from batchloom.batches import BatchOptions, Meter
+from batchloom.batches import Meter
 from batchloom.testing import write_store
 from corpus import lengths
 
@@ -47,7 +47,7 @@ def large(store, *, balance: bool) -> str:
     """Measure the metrics of steps with 16,384 rows on 1,024 ranks, on one rank."""
     loader = Loader(
         store, seq_len=2048, global_batch_size=16384, steps=10**6, output="numpy", rank=0,
-        world_size=1024, prefetch=0, batch=BatchOptions(balance=balance),
+        world_size=1024, prefetch=0, balance=balance,
     )  # fmt: skip
     meter = Meter(loader)
     one, many = [], []

@@ -28,10 +28,8 @@ from unittest import mock
 import numpy as np
 
 import batchloom
-from batchloom.batches import BatchOptions
 from batchloom.batches.assembly import array_filling
 from batchloom.batches.assembly.array_filling import find_kernel
-from batchloom.batches.assembly.batch_spec import DEFAULT_BATCH_OPTIONS
 from batchloom.batches.producer_thread import reserve_allocator_blocks
 from corpus import make_store
 
@@ -56,7 +54,7 @@ def measure(batches, seconds: float) -> float:
     raise SystemExit("the data ended before the measurement did")
 
 
-def ours(folder: Path, output: str, prefetch: int = 4, augment=None, form="rows", batch=DEFAULT_BATCH_OPTIONS):
+def ours(folder: Path, output: str, prefetch: int = 4, augment=None, form="rows", dtype="int64"):
     loader = batchloom.Loader(
         batchloom.open_store(folder),
         seq_len=SEQ_LEN,
@@ -68,7 +66,7 @@ def ours(folder: Path, output: str, prefetch: int = 4, augment=None, form="rows"
         prefetch=prefetch,
         augment=augment,
         form=form,
-        batch=batch,
+        dtype=dtype,
     )
     for arrays in loader:
         yield arrays["input_ids"].shape[0] * SEQ_LEN
@@ -86,11 +84,10 @@ def compare_kernel(folder: Path, rounds: int) -> None:
     kernel = find_kernel()
     if kernel is None:
         raise SystemExit("the native kernel was not built: python -m batchloom.core.native")
-    int32 = BatchOptions(dtype="int32")
     sources = {
         "kernel": (kernel, ours(folder, "numpy", 0)),
         "kernel, varlen": (kernel, ours(folder, "numpy", 0, form="varlen")),
-        "kernel, int32": (kernel, ours(folder, "numpy", 0, batch=int32)),
+        "kernel, int32": (kernel, ours(folder, "numpy", 0, dtype="int32")),
         "numpy": (None, ours(folder, "numpy", 0)),
         "nanoGPT-style sampler": (None, nanogpt(folder)),
         "copies of two int64 arrays": (None, copies()),

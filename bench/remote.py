@@ -78,13 +78,12 @@ async def serve(folder: Path, latency: float, rate: float, log: Path) -> None:
 def opened(place: str, options: dict):
     """Return a loader's batches, the store, and seconds to the first batch."""
     import batchloom
-    from batchloom.batches import PlanOptions
 
     begin = time.perf_counter()
     store = batchloom.open_store(place, **options)
     loader = batchloom.Loader(
         store, seq_len=SEQ_LEN, global_batch_size=BATCH, epochs=1000, rank=0, world_size=1,
-        output="numpy", plan=PlanOptions(block=BLOCK),
+        output="numpy", block=BLOCK,
     )  # fmt: skip
     batches = iter(loader)
     next(batches)
@@ -150,13 +149,11 @@ def bare(url: str, stretches: list, at_once: int):
 def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
     """Return the bytes that one rank fetched in an epoch."""
     import batchloom
-    from batchloom.batches import PlanOptions
 
     store = batchloom.open_store(place, cache=cache)
-    plan = PlanOptions(block=BLOCK, lanes=lanes, pool_size=8192 if lanes > 1 else 65536)
     loader = batchloom.Loader(
         store, seq_len=SEQ_LEN, global_batch_size=BATCH * ranks, rank=rank, world_size=ranks,
-        output="numpy", plan=plan,
+        output="numpy", block=BLOCK, lanes=lanes, pool_size=8192 if lanes > 1 else 65536,
     )  # fmt: skip
     for _ in loader:
         pass

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from batchloom import Loader, Plan, PlanSpec
-from batchloom.batches import BatchOptions, RowCosts, select_rank_rows
+from batchloom.batches import RowCosts, select_rank_rows
 from batchloom.batches.loading.rank_share import RankShare, measure_imbalance
 from batchloom.plan import Mesh
 from batchloom.plan.order import RankPlacement
@@ -59,8 +59,7 @@ def slices(folder: str, documents: np.ndarray) -> str:
     taken = []
     for mesh in (Mesh(), Mesh(context=8, slices="zigzag")):
         options = {"seq_len": 8192, "global_batch_size": 16, "output": "numpy", "labels": "shifted"}
-        batch = BatchOptions(mesh=mesh)
-        loader = Loader(store, **options, batch=batch, rank=0, world_size=mesh.processes_per_data_rank)
+        loader = Loader(store, **options, mesh=mesh, rank=0, world_size=mesh.processes_per_data_rank)
         times = []
         for step in range(30):
             begin = time.perf_counter()

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from batchloom import PlanSpec
-from batchloom.batches import BATCH_KEYS, METRICS
+from batchloom.batches import BATCH_KEYS, METRICS, BatchSpec
 from batchloom.chat import COLUMN_TABLES, FORM_RULES, MESSAGE_KEYS, PART_KEYS
 from batchloom.chat.schema.record_keys import TRAIN_FLAGS
 from batchloom.chat.schema.schemas import INTERLEAVED_RULE, MESSAGE_MAPPING_NAMES, PROMPT_RULES, ROLE_MEANINGS, FormRule
@@ -49,7 +49,6 @@ from batchloom.text import KNOWN_STEPS
 from batchloom.train import DataRequest, MediaPaths, StoreOptions, StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
-KEYWORDS = Path(__file__).parents[1] / "src/batchloom/preparation/keywords.py"
 _PART_PATTERN = re.compile(r"(<!-- begin (\S+)(.*?)-->\n).*?<!-- end -->", re.DOTALL)
 # An option in a sentence. As code it keeps its two hyphens, which a page may replace by a dash.
 _OPTION_PATTERN = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
@@ -223,15 +222,16 @@ _NOT_STREAMED = ("fim", "dedup", "tokens_per_shard", "balance_subsets", "overlon
 _NOT_EXAMINED = ("dtype", "val_fraction", "test_fraction")
 
 
-def format_keywords() -> str:
+def format_preparation_keywords() -> str:
     """Return the module of the keyword arguments that functions take for the declared settings."""
     # None is unset: a recipe or the default says the value.
     recipe = {name: hint | None for name, hint in list_keywords(*_RECIPE_CLASSES).items()}
     run = {name: hint | None for name, hint in list_keywords(RunSettings, ExecutionSettings).items()}
     streamed = {name: hint for name, hint in recipe.items() if name not in _NOT_STREAMED}
     documents = {name: hint for name, hint in streamed.items() if name not in _NOT_EXAMINED}
-    imports: dict[str, set[str]] = {"typing": {"Literal", "TypedDict"}}
-    classes = [
+    imports: dict[str, set[str]] = {}
+    return _format_keyword_module(
+        imports,
         _format_typed_dict("DocumentOptions(TypedDict", "Settings of documents; None is unset.", documents, imports),
         _format_typed_dict(
             "StreamedOptions(DocumentOptions",
@@ -248,7 +248,20 @@ def format_keywords() -> str:
         _format_typed_dict(
             "ImportOptions(TypedDict", "Settings of an import of ids.", list_keywords(ImportSpec), imports
         ),
-    ]
+    )
+
+
+def format_loader_keywords() -> str:
+    """Return the module of the keyword arguments of a ``Loader``."""
+    hints = {**typing.get_type_hints(PlanSpec), **typing.get_type_hints(BatchSpec), "device": object}
+    imports: dict[str, set[str]] = {}
+    summary = "Settings of the order and of batches; None is unset."
+    options = {name: hint | None if hint is not object else hint for name, hint in hints.items()}
+    return _format_keyword_module(imports, _format_typed_dict("LoaderOptions(TypedDict", summary, options, imports))
+
+
+def _format_keyword_module(imports: dict[str, set[str]], *classes: str) -> str:
+    imports.setdefault("typing", set()).update(("Literal", "TypedDict"))
     lines = [f"from {module} import {', '.join(sorted(imports[module]))}" for module in sorted(imports)]
     standard = [line for line in lines if "batchloom" not in line]
     own = [line for line in lines if "batchloom" in line]
@@ -271,6 +284,9 @@ def list_keywords(*classes: type) -> dict[str, Any]:
     }
 
 
+_KEYWORD_PACKAGES = ("batchloom.preparation", "batchloom.batches")
+
+
 def name_hint(hint: Any, imports: dict[str, set[str]]) -> str:
     """Return a type as source code; add the names that it needs to imports, by module."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -280,7 +296,7 @@ def name_hint(hint: Any, imports: dict[str, set[str]]) -> str:
     text = inspect.formatannotation(hint).replace("'", '"')
     for module, name in re.findall(r"([a-z][\w.]*)\.(\w+)", text):
         # Other packages are imported through their interfaces.
-        is_interface = module.startswith("batchloom.") and not module.startswith("batchloom.preparation")
+        is_interface = module.startswith("batchloom.") and not module.startswith(_KEYWORD_PACKAGES)
         imports.setdefault(".".join(module.split(".")[:2]) if is_interface else module, set()).add(name)
     return re.sub(r"[a-z][\w.]*\.(\w+)", r"\1", text)
 
@@ -600,7 +616,14 @@ PAGES: dict[str, Callable[[], str]] = {
     },
 }
 
+_SOURCE = Path(__file__).parents[1] / "src/batchloom"
+KEYWORD_MODULES = {
+    _SOURCE / "preparation/keywords.py": format_preparation_keywords,
+    _SOURCE / "batches/loading/loader_keywords.py": format_loader_keywords,
+}
+
 if __name__ == "__main__":
     for page, make_page in PAGES.items():
         (REFERENCE / page).write_text(make_page())
-    KEYWORDS.write_text(format_keywords())
+    for module_path, make_module in KEYWORD_MODULES.items():
+        module_path.write_text(make_module())

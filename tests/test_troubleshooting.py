@@ -20,7 +20,6 @@ from batchloom.train import RunFolder
 from chat.conftest import make_metaspace_tokenizer
 from preparation.stores import write_jsonl
 from processes import run_python
-from single_settings import make_loader
 from sources.hub_server import serve_hub
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/check/troubleshooting.md"
@@ -98,7 +97,7 @@ def load_narrow_ids():
 
 def make_small_loader(**settings):
     sizes = {"seq_len": 8, "global_batch_size": 10, "labels": "shifted", "rank": 0}
-    return make_loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
+    return batchloom.Loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
 
 
 def load_state_of_another_plan():

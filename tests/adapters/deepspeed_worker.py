@@ -17,7 +17,6 @@ from batchloom.adapters.deepspeed import (
     save_engine_checkpoint,
 )
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
@@ -25,7 +24,7 @@ SIZES = {
     "seq_len": 64,
     "global_batch_size": 4,
     "steps": 4,
-    "batch": BatchOptions(micro_batch_size=1),
+    "micro_batch_size": 1,
 }
 
 
@@ -75,7 +74,7 @@ def train_with_deepspeed(store, stage, folder):
 def train_with_torch(store):
     model = tiny_model(store)
     optimizer = adamw(model.parameters(), 3e-3)
-    options = {**SIZES, "batch": BatchOptions(micro_batch_size=4)}
+    options = {**SIZES, "micro_batch_size": 4}
     loader = Loader(store, **options, rank=0, world_size=1)
     losses = []
     for batch in loader:

@@ -17,10 +17,9 @@ from megatron.core import num_microbatches_calculator as calc, parallel_state
 
 from adapters.forked_ranks import fork_second_rank
 from batchloom.adapters import megatron
-from batchloom.batches import BatchOptions
 
 SIZES = {"seq_len": 64, "global_batch_size": 8, "steps": 3}
-PASSES = BatchOptions(micro_batch_size=2)
+PASSES = {"micro_batch_size": 2}
 LAYOUTS = {
     "tensor": {"tensor_model_parallel_size": 2},
     "data": {},
@@ -37,7 +36,7 @@ LAYOUTS = {
 def run_layout(store, layout, folder, rank):
     parallel_state.initialize_model_parallel(**LAYOUTS[layout])
     calc.init_num_microbatches_calculator(rank, None, 8, 2, parallel_state.get_data_parallel_world_size())
-    loader = batchloom.Loader(store, **SIZES, **megatron.get_megatron_rank(PASSES))
+    loader = batchloom.Loader(store, **SIZES, **PASSES, **megatron.get_megatron_rank())
     reader, reads = type(store.reader), []
     # The native kernel reads the spans that it locates.
     original_methods = {name: getattr(reader, name) for name in ("read", "locate")}
@@ -129,13 +128,13 @@ def collect_errors(store):
 
     record_error(megatron.get_megatron_rank)
     parallel_state.initialize_model_parallel()
-    placement = megatron.get_megatron_rank(PASSES)
+    placement = PASSES | megatron.get_megatron_rank()
     record_error(
         lambda: megatron.make_megatron_iterator(
             batchloom.Loader(store, **SIZES, **{**placement, "labels": "aligned"}), attention_mask=False
         )
     )
-    larger_world_loader = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, batch=PASSES)
+    larger_world_loader = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, **PASSES)
     record_error(lambda: megatron.make_megatron_iterator(larger_world_loader, attention_mask=False))
     other_seed_loader = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **placement)
     record_error(lambda: megatron.make_megatron_iterator(other_seed_loader, attention_mask=False))

@@ -13,7 +13,6 @@ from adapters.small_stores import make_small_store
 from batchloom import Edit, PlanError, StateError
 from batchloom.adapters.deepspeed import make_batch_size_config
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from processes import run_two_ranks
@@ -42,7 +41,7 @@ def accelerator(make_accelerator):
 
 
 def make_loader(store, **sizes):
-    sizes = {"batch": BatchOptions(micro_batch_size=2), **SIZES, **sizes}
+    sizes = {"micro_batch_size": 2, **SIZES, **sizes}
     return batchloom.Loader(store, **sizes, rank=0, world_size=1)
 
 
@@ -52,7 +51,7 @@ def test_a_loader_with_other_accumulation_or_ranks_is_refused(store, accelerator
     one_pass_loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1)
     with pytest.raises(TrainError, match=r"1 passes of 4 .*gradient_accumulation_steps=2.*Give it 1"):
         attach(accelerator, one_pass_loader)
-    rank_1_loader = batchloom.Loader(store, **SIZES, rank=1, world_size=2, batch=BatchOptions(micro_batch_size=1))
+    rank_1_loader = batchloom.Loader(store, **SIZES, rank=1, world_size=2, micro_batch_size=1)
     with pytest.raises(TrainError, match="share of rank 1 of 2 and this is process 0 of 1"):
         attach(accelerator, rank_1_loader)
 
@@ -63,8 +62,7 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     plain, edited, one_pass = (
-        batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=micro))
-        for micro in (2, 2, None)
+        batchloom.Loader(store, **SIZES, rank=0, world_size=1, micro_batch_size=micro) for micro in (2, 2, None)
     )
     for loader in (edited, one_pass):
         loader.edit(Edit(step=2, global_batch_size=2))
@@ -86,7 +84,7 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
 def test_the_loader_state_is_that_of_the_newest_complete_checkpoint(store, accelerator, make_accelerator, tmp_path):
     from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
-    loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=2))
+    loader = batchloom.Loader(store, **SIZES, rank=0, world_size=1, micro_batch_size=2)
     model = tiny_model(store)
     accelerator.prepare(model, adamw(model.parameters(), 1e-3))
     attach(accelerator, loader)
@@ -182,7 +180,7 @@ def test_a_stream_is_saved_at_its_current_step_only(make_accelerator, tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
 
     def make_stream_loader():
-        return batchloom.Loader(make_small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1)
+        return batchloom.Loader(make_small_stream(lines), micro_batch_size=4, rank=0, world_size=1)
 
     first, resumed = make_accelerator(), make_accelerator()
     loader, resumed_loader = make_stream_loader(), make_stream_loader()

@@ -27,7 +27,6 @@ from batchloom.adapters import TokenLoss, compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.adapters.hugging_face.trainer_objects import TrainerBatching
 from batchloom.adapters.isolation_check import check_no_leak
-from single_settings import group_settings
 
 pytestmark = [
     # transformers and trl use names that they deprecate; torch warns of few cores.
@@ -62,7 +61,7 @@ def masked(tmp_path_factory):
 
 
 def make_loader(store, **settings):
-    return batchloom.Loader(store, **group_settings({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1)
+    return batchloom.Loader(store, **{**SIZES, "steps": STEPS, **settings}, rank=0, world_size=1)
 
 
 class RecordingTrainer(Trainer):
@@ -245,7 +244,7 @@ def test_a_checkpoint_without_a_state_is_refused(store, uninterrupted, tmp_path)
         ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan already shuffles"),
         (
             {"dataloader_drop_last": True},
-            r"dataloader_drop_last: True; .*PlanOptions\(last='drop'\)",
+            r"dataloader_drop_last: True; .*\(last='drop'\)",
         ),
         ({"max_steps": -1}, "num_train_epochs: 3.0 would repeat the same steps"),
         ({"max_steps": STEPS + 1}, f"max_steps: 7, and the plan has {STEPS}"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import batchloom
 from batchloom import Edit, PlanError, StateError
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
-from single_settings import make_loader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -33,7 +33,7 @@ def stores(tmp_path_factory):
 
 def build_loader(store, micro=2, **options):
     sizes = {"seq_len": 32, "global_batch_size": 8, "micro_batch_size": micro, "steps": STEPS}
-    return make_loader(store, **{**sizes, **options})
+    return batchloom.Loader(store, **{**sizes, **options})
 
 
 class Learner(lightning.LightningModule):

@@ -8,7 +8,7 @@ import torch
 
 import batchloom
 from batchloom.adapters.logging import send_to_tensorboard
-from batchloom.batches import BatchOptions, Meter, transformer_cost
+from batchloom.batches import Meter, transformer_cost
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
@@ -41,7 +41,7 @@ def make_loader(store, **settings):
     sizes = {
         "seq_len": 32,
         "global_batch_size": 8,
-        "batch": BatchOptions(micro_batch_size=4),
+        "micro_batch_size": 4,
         "steps": STEPS,
     }
     return batchloom.Loader(store, **{**sizes, **settings}, rank=0, world_size=1)

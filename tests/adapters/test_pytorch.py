@@ -15,7 +15,6 @@ from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Augment
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
-from single_settings import make_loader
 
 STEPS = 11
 
@@ -95,7 +94,7 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, dataset_cla
     ],
 )
 def test_a_share_of_a_step_is_the_same_in_workers(store, dataset_class, workers, options):
-    loader = make_loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
+    loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
     expected_batches = [loader[step] for step in range(STEPS)]
     actual_batches = list(DataLoader(dataset_class(loader), batch_size=None, num_workers=workers))
     for expected, actual in zip(expected_batches, actual_batches, strict=True):

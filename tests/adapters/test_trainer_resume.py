@@ -28,7 +28,6 @@ with warnings.catch_warnings():
     from batchloom.adapters.lightning import LoaderDataModule
 
 from batchloom.adapters.hugging_face import make_trainer_parts
-from batchloom.batches import BatchOptions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -53,7 +52,7 @@ def planned_hashes(store):
 
 
 def make_loader(store, **options):
-    return batchloom.Loader(store, **SIZES, batch=BatchOptions(micro_batch_size=2), rank=0, world_size=1, **options)
+    return batchloom.Loader(store, **SIZES, micro_batch_size=2, rank=0, world_size=1, **options)
 
 
 def copy_until_step(folder, target, step):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+import batchloom
 from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch
 from batchloom.batches.assembly.device import pack_arrays, plan_array_layout
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
-from single_settings import make_loader
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="errors without a GPU")
 
@@ -28,7 +28,7 @@ def store(tmp_path_factory):
 
 def build_loader(store, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "rank": 0, "world_size": 1}
-    return make_loader(store, **{**sizes, **options})
+    return batchloom.Loader(store, **{**sizes, **options})
 
 
 def have_same_arrays(batch, arrays):

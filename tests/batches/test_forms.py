@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import batchloom
 from batchloom import PlanError, SettingsError
 from batchloom.batches import IGNORE_INDEX, Batch, forms, masks
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from oracles import build_gpt_dataset, import_megatron as megatron_core, write_megatron_pair
-from single_settings import make_loader
 from tiers import examples
 
 DOCUMENTS = st.lists(
@@ -33,7 +33,7 @@ def make_store(make_folder, documents):
 
 
 def build_loader(store, **options):
-    return make_loader(
+    return batchloom.Loader(
         store,
         **{
             "seq_len": 32,

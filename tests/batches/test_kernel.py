@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import Mixture, Plan, PlanSpec
-from batchloom.batches import BatchOptions, PlanOptions, assemble_rows, assemble_varlen
+from batchloom.batches import assemble_rows, assemble_varlen
 from batchloom.batches.assembly import get_kernel
 from batchloom.core.errors import SettingsError, StoreError
 from batchloom.core.native import KERNEL_SOURCE, compile_library, find_compiler, get_library_path, load_library
@@ -163,7 +163,7 @@ def test_loaders_of_mixtures_give_the_same_batches(kernel, mixture, form):
     batches = []
     for way in (kernel, None):
         with using(way):
-            loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=60, plan=PlanOptions(align=4))
+            loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=60, align=4)
             # After the ban, some batches have documents that are not read from their shards. All shards are mapped by
             # the end of each part.
             batches.append([loader.batch(step) for step in range(30)])
@@ -198,7 +198,7 @@ def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 def test_int32_ids_and_labels(mixture, form):
     wide = batchloom.Loader(mixture, **SETTINGS, form=form, steps=4, augment={"noise_prob": 0.2, "vocab_size": 257})
-    narrow_settings = {**SETTINGS, "batch": BatchOptions(dtype="int32"), "augment": wide.feed.augmentation.settings}
+    narrow_settings = {**SETTINGS, "dtype": "int32", "augment": wide.feed.augmentation.settings}
     narrow = batchloom.Loader(mixture, **narrow_settings, form=form, steps=4)
     for batch, expected in zip(narrow, wide, strict=True):
         for name, array in expected.items():
@@ -210,9 +210,9 @@ def test_int32_ids_and_labels(mixture, form):
 
 def test_dtypes_that_do_not_hold_the_ids_are_refused(mixture, make_folder):
     with pytest.raises(SettingsError, match="dtype: 'int16' is none of int64, int32"):
-        batchloom.Loader(mixture, **SETTINGS, steps=4, batch=BatchOptions(dtype="int16"))
+        batchloom.Loader(mixture, **SETTINGS, steps=4, dtype="int16")
     folder = make_folder()
     (folder / "p.bin").write_bytes(np.array([1, 2**40]).tobytes())
     (folder / "p.idx").write_bytes(encode_index(np.array([2], np.uint32), np.dtype("<i8")))
     with pytest.raises(StoreError, match="2\\*\\*31 or more, and dtype='int32'"):
-        list(batchloom.Loader(batchloom.open_store(folder / "p"), **SETTINGS, batch=BatchOptions(dtype="int32")))
+        list(batchloom.Loader(batchloom.open_store(folder / "p"), **SETTINGS, dtype="int32"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
+from batchloom.batches import BatchSpec, find_world
 from batchloom.batches.loading import announcements, pool_tables as tables_module
 from batchloom.batches.producer_thread import PrefetchIterator
 from batchloom.testing import write_store
@@ -227,31 +227,40 @@ def test_settings_that_cannot_be(store, options, sentence):
 
 def test_problems_of_all_groups_are_reported_at_once(store):
     with pytest.raises(SettingsError) as error:
-        make_loader(store, packing="wrapp", plan=PlanOptions(pool_size=-1, last="fil"))
+        make_loader(store, packing="wrapp", pool_size=-1, last="fil")
     assert [problem.split(":")[0] for problem in error.value.problems] == [*("pool_size", "packing", "last")]
     with pytest.raises(SettingsError) as error:
-        make_loader(store, labels="shift", batch=BatchOptions(uneven="pat", micro_batch_size=0))
+        make_loader(store, labels="shift", uneven="pat", micro_batch_size=0)
     assert [problem.split(":")[0] for problem in error.value.problems] == [*("micro_batch_size", "labels", "uneven")]
 
 
-def test_what_is_no_group_is_refused(store):
+def test_settings_given_as_a_whole(store):
+    plan = batchloom.PlanSpec(seq_len=64, global_batch_size=12, last="drop")
+    spec = BatchSpec(rank=1, world_size=2, uneven="pad", output="numpy")
+    loader = batchloom.Loader(store, plan, spec)
+    assert loader.plan.spec == batchloom.Plan(store, plan).spec
+    assert loader.spec == spec
     with pytest.raises(SettingsError) as error:
-        make_loader(store, plan={"last": "drop"}, batch=None)
+        batchloom.Loader(store, {"last": "drop"}, "pad")
     assert error.value.problems == (
-        "plan: {'last': 'drop'} is not a PlanOptions; give PlanOptions(last='drop')",
-        "batch: None is not a BatchOptions; give BatchOptions(uneven='pad')",
+        "plan: {'last': 'drop'} is not a PlanSpec; give its fields one by one, as last='drop'",
+        "batch: 'pad' is not a BatchSpec; give its fields one by one, as uneven='pad'",
     )
-    with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is not a BatchOptions"):
-        make_loader(store, batch=BatchSpec(labels="shifted"))
+    with pytest.raises(SettingsError, match="seed: is a field of the PlanSpec, which was given as plan"):
+        batchloom.Loader(store, plan, spec, seed=3)
+    with pytest.raises(SettingsError, match="rank: is a field of the BatchSpec, which was given as batch"):
+        batchloom.Loader(store, plan, spec, rank=0)
+    with pytest.raises(SettingsError, match="plan: belongs to the plan, and a finished plan was given"):
+        batchloom.Loader(batchloom.Plan(store, plan), plan)
     with pytest.raises(SettingsError, match=r"media: 4 is not a MediaOptions"):
         make_loader(store, media=4)
 
 
-def test_a_group_names_the_order_that_its_settings_do(store):
-    plan = PlanOptions(last="drop", pool_size=16, block=4, lanes=2, align=2)
-    loader = make_loader(store, plan=plan)
+def test_settings_of_the_order_are_those_of_its_spec(store):
+    plan = {"last": "drop", "pool_size": 16, "block": 4, "lanes": 2, "align": 2}
+    loader = make_loader(store, **plan)
     spec = loader.plan.spec
-    assert [getattr(spec, field.name) for field in fields(spec)][:6] == ["drop", 16, 4, 2, 2, 0]
+    assert [getattr(spec, field.name) for field in fields(spec)][-6:] == ["drop", 16, 4, 2, 2, 0]
     # The order of the fields in written states.
     assert list(spec.identity_fields()) == [
         *("seq_len", "global_batch_size", "packing", "overlong", "seed", "shuffle", "epochs"),
@@ -260,7 +269,7 @@ def test_a_group_names_the_order_that_its_settings_do(store):
     ready = batchloom.Plan(store, spec)
     assert ready.fingerprint == loader.plan.fingerprint
     with pytest.raises(SettingsError) as error:
-        batchloom.Loader(ready, plan=plan, output="numpy")
+        batchloom.Loader(ready, **plan, output="numpy")
     assert [problem.split(":")[0] for problem in error.value.problems] == [
         *("last", "pool_size", "block", "lanes", "align")
     ]
@@ -459,11 +468,12 @@ def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
     rng = np.random.default_rng(3)
     store = write_store(tmp_path / "s", [[65] * n for n in rng.integers(1, 60, 300).tolist()])
     sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "steps": 33}
-    options = {**sizes, "plan": PlanOptions(group_by_length=5)}
+    options = {**sizes, "group_by_length": 5}
 
     def make_ranks(world_size, **batch_options):
-        batch = BatchOptions(**batch_options)
-        return [make_loader(store, **options, rank=r, world_size=world_size, batch=batch) for r in range(world_size)]
+        return [
+            make_loader(store, **options, **batch_options, rank=r, world_size=world_size) for r in range(world_size)
+        ]
 
     (alone,) = make_ranks(1)
     for world_size in (2, 4):
@@ -486,7 +496,7 @@ def test_rows_are_grouped_without_a_number(tmp_path):
     sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "epochs": 2}
 
     def make_grouped(value):
-        return make_loader(store, **sizes, plan=PlanOptions(group_by_length=value))
+        return make_loader(store, **sizes, group_by_length=value)
 
     loader, fifty = make_grouped(True), make_grouped(50)
     assert loader.plan.spec.group_by_length == 50
@@ -498,16 +508,15 @@ def test_rows_are_grouped_without_a_number(tmp_path):
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert (next(iter(resumed))["input_ids"] == fifty[61]["input_ids"]).all()
     with pytest.raises(SettingsError, match="rows packed by 'best_fit' are full.*packing='none'"):
-        grouped = PlanOptions(group_by_length=True)
-        make_loader(store, **{**sizes, "packing": "best_fit"}, plan=grouped)
+        make_loader(store, **{**sizes, "packing": "best_fit"}, group_by_length=True)
     with pytest.raises(SettingsError, match="group_by_length: belongs to the plan"):
-        make_loader(loader.plan, plan=grouped)
+        batchloom.Loader(loader.plan, group_by_length=True)
 
 
 def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     store = write_store(tmp_path / "s", [[65] * n for n in range(1, 60)])
     sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "steps": 30}
-    loader = make_loader(store, **sizes, plan=PlanOptions(group_by_length=5), prefetch=0)
+    loader = make_loader(store, **sizes, group_by_length=5, prefetch=0)
     batches = iter(loader)
     next(batches)
     assert loader.first_editable_step == 5
@@ -536,9 +545,8 @@ def test_arrays_as_attributes_and_a_state_of_none(tmp_path):
         ("batch_size", "give global_batch_size, the rows of a step over all ranks"),
         ("sequence_length", "give seq_len"),
         ("num_workers", "give prefetch, the number of batches that are made ahead"),
-        ("drop_last", "give plan=PlanOptions"),
-        ("uneven", r"give batch=BatchOptions\(uneven=\.\.\.\)"),
-        ("pool_size", r"give plan=PlanOptions\(pool_size=\.\.\.\)"),
+        ("drop_last", "give last='drop'"),
+        ("workers", r"give media=MediaOptions\(workers=\.\.\.\)"),
         ("epoch", "did you mean 'epochs'"),
         ("colour", r"$"),
     ],

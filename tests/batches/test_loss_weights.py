@@ -6,7 +6,7 @@ import torch
 
 import batchloom
 from batchloom import Mixture
-from batchloom.batches import IGNORE_INDEX, Augment, BatchOptions, PlanOptions, forms
+from batchloom.batches import IGNORE_INDEX, Augment, forms
 from batchloom.batches.media import collate_rows, take_single_row
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
@@ -43,7 +43,7 @@ def assert_weights_of_labels(batch):
 @pytest.mark.parametrize("align", [1, 8])
 @pytest.mark.parametrize("packing", ["best_fit", "none", "wrap"])
 def test_every_label_has_its_weight(store, form, labels, align, packing):
-    settings = {**SETTINGS, "form": form, "labels": labels, "packing": packing, "plan": PlanOptions(align=align)}
+    settings = {**SETTINGS, "form": form, "labels": labels, "packing": packing, "align": align}
     totals = [assert_weights_of_labels(batch) for batch in batchloom.Loader(store, **settings)]
     assert sum(totals) > 0
     for batch in batchloom.Loader(store, **{**settings, "output": "torch"}):
@@ -81,7 +81,7 @@ def test_context_parallel_slices_have_their_weights(store):
         batchloom.Loader(
             store,
             **{**SETTINGS, "labels": "shifted", "rank": rank, "world_size": 2},
-            batch=BatchOptions(mesh=Mesh(context=2)),
+            mesh=Mesh(context=2),
         )[0]
         for rank in range(2)
     ]
@@ -92,7 +92,7 @@ def test_context_parallel_slices_have_their_weights(store):
 
 def test_rows_without_spans_have_no_weight(tmp_path):
     store = write_weighted_store(tmp_path / "s", count=3)
-    loader = batchloom.Loader(store, **{**SETTINGS, "form": "varlen", "packing": "none"}, plan=PlanOptions(last="fill"))
+    loader = batchloom.Loader(store, **{**SETTINGS, "form": "varlen", "packing": "none"}, last="fill")
     for part in loader[0].split(1):
         assert_weights_of_labels(part)
 

@@ -16,7 +16,6 @@ from batchloom.batches.metrics import MetricsExchange
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from processes import run_two_ranks, start_processes
-from single_settings import make_loader
 from waiting import LIMIT_S, wait_until
 
 SEQ_LEN = 64
@@ -45,7 +44,7 @@ def mixture(store, tmp_path_factory):
 
 def build_loader(data, rank=0, world_size=4, **options):
     sizes = {"seq_len": SEQ_LEN, "global_batch_size": 12, "output": "numpy", "steps": 9}
-    return make_loader(data, **{**sizes, **options}, rank=rank, world_size=world_size, prefetch=0)
+    return batchloom.Loader(data, **{**sizes, **options}, rank=rank, world_size=world_size, prefetch=0)
 
 
 def run_meter(loader, steps, **options):

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+import batchloom
 from batches.small_tokenizer import write_tokenizer
 from batchloom import (
     Edit,
@@ -29,7 +30,6 @@ from batchloom.store import MANIFEST_NAME, encode_manifest, remove_documents
 from batchloom.store.format import seal_manifest
 from batchloom.testing import append_documents, write_store
 from processes import run_module
-from single_settings import make_loader
 from tiers import examples
 
 SEQ_LEN = 32
@@ -64,7 +64,7 @@ def build_loader(data, **options):
         defaults |= {"seq_len": SEQ_LEN, "global_batch_size": 8}
     if isinstance(data, Mixture):
         defaults["steps"] = 40
-    return make_loader(data, **{**defaults, **options})
+    return batchloom.Loader(data, **{**defaults, **options})
 
 
 def make_mixture(stores, **options):

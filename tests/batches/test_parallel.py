@@ -12,7 +12,6 @@ from batchloom import PlanError, SettingsError
 from batchloom.batches import IGNORE_INDEX, add_augment_state
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
-from single_settings import make_loader
 from tiers import examples
 
 SEQ_LEN = 48
@@ -34,7 +33,7 @@ def store(request, tmp_path_factory):
 
 def build_loader(store, **options):
     defaults = {"seq_len": SEQ_LEN, "global_batch_size": 12, "rank": 0, "world_size": 1}
-    return make_loader(store, **{**defaults, "output": "numpy", "prefetch": 0, **options})
+    return batchloom.Loader(store, **{**defaults, "output": "numpy", "prefetch": 0, **options})
 
 
 def list_rows(batches):

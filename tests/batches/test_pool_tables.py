@@ -10,7 +10,6 @@ import pytest
 
 import batchloom
 from batchloom import StoreError
-from batchloom.batches import PlanOptions
 from batchloom.batches.loading import (
     load_table,
     lock_table,
@@ -25,7 +24,7 @@ from waiting import wait_until
 SPEC = {
     "seq_len": 16,
     "global_batch_size": 4,
-    "plan": PlanOptions(pool_size=8),
+    "pool_size": 8,
     "rank": 0,
     "world_size": 1,
     "output": "numpy",
@@ -123,7 +122,7 @@ def test_a_damaged_table_is_counted_again(store, caplog):
 def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
     code = (
-        "import sys, time, batchloom; from batchloom.batches import PlanOptions;"
+        "import sys, time, batchloom;"
         "from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
         "c = lock_table(p.orders.order(0)); print(c.__enter__(), flush=True); time.sleep(60)"

@@ -1,8 +1,8 @@
 """Representations of loaders, plans, batches and mixtures."""
 
 from batchloom import Loader, Mixture, open_store, stream
-from batchloom.batches import PlanOptions
 from batchloom.testing import write_store
+from lane_plans import make_lane_plan
 
 
 def test_a_line_says_what_it_is(tmp_path):
@@ -41,6 +41,5 @@ def test_a_plan_of_lanes_names_its_lanes(tmp_path):
     )
     list(Loader(kept_stream, output="numpy"))
     kept_stream.finish(workers=1)
-    lanes = PlanOptions(order="lanes", lanes=1)
-    loader = Loader(open_store(tmp_path / "kept"), plan=lanes, output="numpy", **sizes)
+    loader = Loader(make_lane_plan(open_store(tmp_path / "kept"), **sizes), output="numpy")
     assert repr(loader.plan) == ("LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)")

@@ -8,9 +8,7 @@ import pytest
 
 import batchloom
 from batchloom import StateError
-from batchloom.batches import PlanOptions
 from batchloom.testing import write_store
-from single_settings import make_loader
 from waiting import wait_until
 
 SETTINGS = "documents=300,vocab=90,lengths=2-50,seed=4"
@@ -21,7 +19,7 @@ KEYS = ("input_ids", "labels", "position_ids")
 def build_loader(name="distributed_dummy", rank=0, world_size=1, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "output": "numpy", "epochs": 2}
     store = batchloom.open_store(f"{name}:{SETTINGS}")
-    return make_loader(store, rank=rank, world_size=world_size, **{**sizes, **options})
+    return batchloom.Loader(store, rank=rank, world_size=world_size, **{**sizes, **options})
 
 
 def have_same_arrays(first, second, keys=KEYS):
@@ -126,7 +124,7 @@ def test_a_large_plan_is_counted_by_another_process_into_the_cache(tmp_path, mon
         "seq_len": 64,
         "global_batch_size": 4,
         "output": "numpy",
-        "plan": PlanOptions(pool_size=50),
+        "pool_size": 50,
     }
     loader = batchloom.Loader(store, rank=0, world_size=1, **options)
     batches = iter(loader)

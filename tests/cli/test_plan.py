@@ -15,7 +15,6 @@ from batchloom.plan import Stage, parse_assumed_stores
 from batchloom.testing import write_store
 from batchloom.train import describe_mixture
 from plan.length_stores import LengthStore
-from single_settings import make_loader
 
 SIZES = ["--seq-len", "32", "--global-batch-size", "4"]
 
@@ -381,7 +380,7 @@ def test_tables_are_written_once(store_folder, capsys):
 @pytest.mark.parametrize("length", [{"steps": 50}, {"steps": 52}, {"epochs": 2}, {}])
 def test_a_checkpoint_of_grouped_rows_knows_its_plan(store_folder, capsys, length):
     sizes = {"seq_len": 32, "global_batch_size": 4, "packing": "none", "group_by_length": 5}
-    loader = make_loader(open_store("web"), **sizes, **length, output="numpy", rank=0, world_size=1)
+    loader = Loader(open_store("web"), **sizes, **length, output="numpy", rank=0, world_size=1)
     loader.load_state_dict(loader.plan.state(8))
     state = store_folder / "state.json"
     state.write_text(json.dumps(loader.state_dict()))

@@ -21,7 +21,6 @@ from batchloom.cli import run_command_line
 from batchloom.plan import Mesh, SourceSpec, Stage
 from batchloom.store import LabelledAnswers, PreferencePairs
 from batchloom.streaming import merge_states
-from single_settings import make_loader
 
 __all__ = [
     "Augment",
@@ -33,7 +32,6 @@ __all__ = [
     "SourceSpec",
     "Stage",
     "add_dense_mask",
-    "make_loader",
     "merge_states",
     "read_mixture",
     "run_command",

@@ -16,7 +16,6 @@ from golden.interface import (
     Mesh,
     PreferencePairs,
     add_dense_mask,
-    make_loader,
     to_megatron,
     to_padded,
     to_shifted,
@@ -74,7 +73,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 def make_numpy_loader(data: Any, **settings: Any) -> Loader:
     """Return a loader of numpy arrays, of rank 0 of 1 by default."""
     defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 2}
-    return make_loader(data, **{**defaults, **settings})
+    return batchloom.Loader(data, **{**defaults, **settings})
 
 
 def check_batches(section: str, batches: Any, **facts: Any) -> None:

@@ -12,7 +12,7 @@ from batchloom import Edit, Loader, StateError
 from golden.batch_digests import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.interface import Augment, SourceSpec, Stage, make_loader, merge_states
+from golden.interface import Augment, SourceSpec, Stage, merge_states
 from golden.mixtures import make_mixture
 
 EXPECTED = Expectations("states")
@@ -26,7 +26,7 @@ def _load_store(workspace: Workspace, recipe: str = "jsonl-mapped", **settings: 
 
 def _make_numpy_loader(data: Any, **settings: Any) -> Loader:
     defaults = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
-    return make_loader(data, **{**defaults, **settings})
+    return batchloom.Loader(data, **{**defaults, **settings})
 
 
 def _load_edited_mixture(workspace: Workspace, **settings: Any) -> Loader:

@@ -12,7 +12,7 @@ from torch.nn import functional
 import batchloom
 from batchloom import PlanError, SettingsError, StoreError
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import MediaOptions, PlanOptions
+from batchloom.batches import MediaOptions
 from batchloom.core.errors import MediumError
 from batchloom.media import (
     BytesContent,
@@ -301,8 +301,8 @@ def test_positions_are_those_of_the_model(qwen):
 
 def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
     store = qwen[3]
-    loader = batchloom.Loader(store, seq_len=304, global_batch_size=2, plan=PlanOptions(align=8), form="varlen")
-    rows = batchloom.Loader(store, seq_len=304, global_batch_size=2, plan=PlanOptions(align=8))
+    loader = batchloom.Loader(store, seq_len=304, global_batch_size=2, align=8, form="varlen")
+    rows = batchloom.Loader(store, seq_len=304, global_batch_size=2, align=8)
     for flat, batch in zip(loader, rows, strict=True):
         bounds = flat["cu_seq_lens_q"].tolist()
         cuts = batch.layout

@@ -12,7 +12,7 @@ import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters.agreement import _describe_rank, find_disagreement
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import DocumentRows, MediaOptions, Meter, PlanOptions
+from batchloom.batches import DocumentRows, MediaOptions, Meter
 from batchloom.batches.media.media_stores import find_missing_documents, read_missing_media
 from batchloom.cli import run_command_line
 from batchloom.core.errors import MediumError
@@ -208,8 +208,7 @@ def test_a_run_resumes_with_a_list_and_its_state_keeps_it(damaged, intact):
 
 def test_a_window_of_alike_lengths_is_not_cut(damaged, intact):
     store, list_file, _, _ = damaged
-    windows = PlanOptions(group_by_length=4)
-    settings = {**SIZES, "global_batch_size": 1, "packing": "none", "plan": windows}
+    settings = {**SIZES, "global_batch_size": 1, "packing": "none", "group_by_length": 4}
     intact_loader = batchloom.Loader(intact[0], **settings, overlong="drop")
     state = intact_loader.state_at(6)
     loader = batchloom.Loader(store, **settings, overlong="drop", media=MediaOptions(replace=str(list_file)))

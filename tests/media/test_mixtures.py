@@ -8,7 +8,6 @@ import pytest
 import batchloom
 from batchloom import Edit, Mixture, PlanError
 from batchloom.analysis import assign_step_ranks, sort_by_rank
-from batchloom.batches import BatchOptions
 from batchloom.plan import SourceSpec, compute_imbalance, deal_contiguous
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages
@@ -16,7 +15,6 @@ from media.sample_media import encode_image, make_image, make_messages
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 256, "global_batch_size": 16, "output": "numpy"}
 STEPS = 3
-BALANCED = BatchOptions(balance=True)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,7 @@ def count_media_tokens(store, batch):
 
 def open_rank_loaders(data, world, **options):
     return [
-        batchloom.Loader(data, **SIZES, steps=STEPS, batch=BALANCED, rank=r, world_size=world, **options)
+        batchloom.Loader(data, **SIZES, steps=STEPS, balance=True, rank=r, world_size=world, **options)
         for r in range(world)
     ]
 
@@ -123,7 +121,7 @@ def test_ranks_have_about_the_same_media(stores):
 
 def test_costs_of_media_tokens_even_out_ranks(stores):
     """Costs that count media tokens give ranks more even loads."""
-    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=STEPS, batch=BALANCED)
+    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=STEPS, balance=True)
     plan = loader.plan
     uneven, even = [], []
     for step in range(STEPS):
@@ -135,7 +133,7 @@ def test_costs_of_media_tokens_even_out_ranks(stores):
 
 
 def test_a_store_without_media_has_one_cost_per_row(stores):
-    loader = batchloom.Loader(stores["text"], **SIZES, batch=BALANCED)
+    loader = batchloom.Loader(stores["text"], **SIZES, balance=True)
     rows = loader.plan.rows(0, 16)
     assert loader.feed.costs.of(loader.plan, rows).shape == (16,)
 
@@ -171,7 +169,7 @@ def test_a_run_resumes_on_other_ranks(stores):
 
 
 def test_banned_documents_cost_no_media(stores):
-    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=STEPS, batch=BALANCED)
+    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=STEPS, balance=True)
     plan = loader.plan
     before = loader.feed.costs.media_tokens(plan, plan.rows(0, 16))
     everything = list(range(len(stores["seen"])))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import batchloom
 from batchloom import StoreError
-from batchloom.batches import MediaOptions, PlanOptions
+from batchloom.batches import MediaOptions
 from batchloom.batches.media import read_missing_media
 from batchloom.core.errors import DownloadError
 from batchloom.remote import client, remote_file, upload
@@ -123,7 +123,7 @@ def count_blob_bytes(store):
     [
         {},
         pytest.param({"prefetch": 0}, marks=pytest.mark.slow),
-        {"plan": PlanOptions(block=4), "form": "varlen"},
+        {"block": 4, "form": "varlen"},
     ],
 )
 def test_a_loader_gives_the_same_batches(local, remote, tmp_path, settings):
@@ -170,7 +170,7 @@ def test_media_of_coming_steps_are_fetched_ahead(local, remote, tmp_path):
         global_batch_size=1,
         output="numpy",
         prefetch=1,
-        plan=PlanOptions(block=1),
+        block=1,
     )
     assert len(loader) > 6
     steps = iter(loader)

@@ -18,19 +18,19 @@ from batchloom import (
     TokenizerError,
     open_store,
 )
-from batchloom.batches import BatchOptions, DocumentRows, MediaOptions, check_text_only
+from batchloom.batches import DocumentRows, MediaOptions, check_text_only
 from batchloom.core.errors import MediumError, TooManyBadRecordsError
 from batchloom.plan import Mesh, choose_lane_pool_size
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
 from batchloom.streaming import merge_states
 from batchloom.streaming.lane import PoolMedia
+from lane_plans import make_lane_plan
 from media.sample_media import encode_image, make_image, make_messages, make_sound
 from media.sample_videos import make_video
 from media.test_batches import save_with_template
 from media.test_tars import make_pairs, write_tar
 from raw_streams.streams import make_small_stream, write_lines
 from raw_streams.test_keep import prepare_store_files, read_store_files
-from single_settings import make_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SLOW = pytest.mark.slow
@@ -186,8 +186,8 @@ def test_a_stream_gives_the_batches_of_the_store_it_writes(
     assert len(features) > len(batches) / 2
     stream.finish(workers=1)
     assert read_store_files(tmp_path / "kept") == prepare_store_files(stream, tmp_path / "prepared")
-    order = {**ORDER, "seed": 3, "order": "lanes", "output": "numpy"}
-    repeated = make_loader(open_store(tmp_path / "kept"), **order)
+    plan = make_lane_plan(open_store(tmp_path / "kept"), **{**ORDER, "seed": 3})
+    repeated = batchloom.Loader(plan, output="numpy")
     assert_equal(batches, {batch.step: dict(batch) for batch in repeated})
     # Bytes are spilled of media that are in records or are to be embedded.
     assert bool(spilled) == (kind == "held" or embed)
@@ -357,7 +357,7 @@ def test_stream_takes_media_settings(tmp_path, image_processor):
         ({}, {"augment": {"noise_prob": 0.1}}, "leave augment .* out"),
         (
             {},
-            {"batch": BatchOptions(mesh=Mesh(context=2)), "world_size": 2, "labels": "shifted"},
+            {"mesh": Mesh(context=2), "world_size": 2, "labels": "shifted"},
             "context-parallel",
         ),
         ({}, {"media": MediaOptions(replace="gone.json")}, "this is a stream"),

@@ -22,7 +22,6 @@ from batchloom import (
     open_store,
     when,
 )
-from batchloom.batches import PlanOptions
 from batchloom.core.errors import StoreConflictError, StoreError
 from batchloom.plan import LanePlan
 from batchloom.preparation import (
@@ -34,6 +33,7 @@ from batchloom.preparation import (
 )
 from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
+from lane_plans import make_lane_plan
 from preparation.stores import INLINE
 from processes import have_ended
 from raw_streams.streams import (
@@ -415,7 +415,7 @@ def test_the_folder_of_an_input_is_refused_as_keep(tmp_path, keep):
 
 def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept_store):
     plan_settings = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
-    loader = Loader(kept_store, plan=PlanOptions(order="lanes", lanes=1), output="numpy", **plan_settings)
+    loader = Loader(make_lane_plan(kept_store, **plan_settings), output="numpy")
     with pytest.raises(PlanError, match=rf"all {len(kept_store)} documents are longer than seq_len 3"):
         next(iter(loader))
 
@@ -432,8 +432,7 @@ def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept_store):
     ],
 )
 def test_unsupported_operations_of_a_lane_plan_are_refused(kept_store, operation):
-    lanes = PlanOptions(order="lanes", lanes=4)
-    loader = Loader(kept_store, seq_len=32, global_batch_size=8, steps=12, plan=lanes)
+    loader = Loader(make_lane_plan(kept_store, lanes=4, seq_len=32, global_batch_size=8, steps=12))
     with pytest.raises(PlanError, match=r"in the order of lanes .* Plan the store in pools"):
         operation(loader)
 

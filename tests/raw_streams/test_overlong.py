@@ -6,7 +6,7 @@ import pytest
 
 import batchloom
 from batchloom import Loader, open_store
-from batchloom.batches import PlanOptions
+from lane_plans import make_lane_plan
 from raw_streams.streams import collect_rows, make_small_stream, make_texts, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 2, "lanes": 2}
@@ -81,10 +81,5 @@ def test_the_kept_store_of_mixed_inputs_repeats_the_stream(tmp_path, inputs, nam
     )
     streamed = [batch["input_ids"].tolist() for batch in Loader(stream, output="numpy")]
     stream.finish(workers=1)
-    repeated = Loader(
-        open_store(tmp_path / "kept"),
-        plan=PlanOptions(order="lanes", lanes=stream.lanes, pool_size=8192),
-        output="numpy",
-        **order,
-    )
+    repeated = Loader(make_lane_plan(open_store(tmp_path / "kept"), lanes=stream.lanes, **order), output="numpy")
     assert [batch["input_ids"].tolist() for batch in repeated] == streamed

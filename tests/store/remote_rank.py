@@ -12,7 +12,6 @@ import pytest
 import xxhash
 
 from batchloom import Loader, open_store
-from batchloom.batches import PlanOptions
 from store.remote_stores import shorten_retry_delays
 
 SETTINGS = {
@@ -20,7 +19,7 @@ SETTINGS = {
     "global_batch_size": 16,
     "output": "numpy",
     "epochs": 2,
-    "plan": PlanOptions(block=8),
+    "block": 8,
 }
 
 

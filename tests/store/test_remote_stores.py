@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from batchloom import InputError, Loader, SettingsError, StoreError, check, inspect, open_store
-from batchloom.batches import PlanOptions
 from batchloom.batches.loading import remote_fetch
 from batchloom.core.errors import GenerationError, StoreMissingError
 from batchloom.remote import block_cache
@@ -54,7 +53,7 @@ def read_all_documents(store):
     return [store[number].ids.tolist() for number in range(len(store))]
 
 
-@pytest.mark.parametrize("settings", [{}, {"plan": PlanOptions(block=64)}, {"prefetch": 0}, {"form": "varlen"}])
+@pytest.mark.parametrize("settings", [{}, {"block": 64}, {"prefetch": 0}, {"form": "varlen"}])
 def test_a_loader_gives_the_same_batches(local, remote, settings):
     assert remote.fingerprint == local.fingerprint
     loader = Loader(remote, **SINGLE_RANK, **settings)

@@ -14,7 +14,6 @@ from batchloom import Mixture, SettingsError
 from batchloom.batches import Augment
 from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, split_source
 from batchloom.testing import check_loader, check_source, write_store
-from single_settings import make_loader
 
 SIZES = {"seq_len": 32, "global_batch_size": 12, "output": "numpy"}
 
@@ -27,7 +26,7 @@ def store(tmp_path_factory):
 
 
 def make_factory(data, **options):
-    return partial(make_loader, data, **{**SIZES, **options})
+    return partial(batchloom.Loader, data, **{**SIZES, **options})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 from batchloom import Loader, SettingsError
 from batchloom.adapters.logging import read_log
-from batchloom.batches import BatchOptions
 from batchloom.cli import run_command_line as command
 from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state
 from processes import find_free_port, make_rank_environments, run_ranks, start_processes
@@ -56,8 +55,7 @@ def check_once(store, folder, steps):
     newest = RunFolder(folder / "run").find_newest_checkpoint()
     saved_step, state, _ = read_checkpoint_state(newest)
     assert saved_step == steps
-    padded = BatchOptions(uneven="pad")
-    loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, batch=padded)
+    loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, uneven="pad")
     # The run may have begun with several workers; its journal then has an edit at step 0.
     loader.load_state_dict(state)
     history = select_surviving_lines(folder / "heard")

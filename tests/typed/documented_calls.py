@@ -6,7 +6,7 @@ import torch
 
 import batchloom
 from batchloom import Edit, Loader, Mixture, Store, open_store
-from batchloom.batches import Batch, BatchOptions, PlanOptions
+from batchloom.batches import Batch
 from batchloom.plan import Stage
 from batchloom.preparation import convert
 
@@ -39,8 +39,8 @@ def train(model: torch.nn.Module, mixture: Mixture) -> None:
         open_store("store"),
         seq_len=64,
         global_batch_size=4,
-        plan=PlanOptions(block=64),
-        batch=BatchOptions(dtype="int32"),
+        block=64,
+        dtype="int32",
     )
     for batch in loader:
         assert_type(batch, Batch)

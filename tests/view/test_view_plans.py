@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import batchloom
 from batchloom.adapters.pytorch import LoaderIterable
-from batchloom.batches import BatchOptions, read_mixture
+from batchloom.batches import read_mixture
 from batchloom.cli import run_command_line
 from batchloom.plan import Stage
 from batchloom.testing import write_store
@@ -229,8 +229,7 @@ def test_the_worker_of_a_step_is_that_of_a_dataloader(opened, address, mixture):
 
 
 def test_balance_is_offered_where_it_changes_the_cost(opened, address, mixture):
-    options = BatchOptions(balance=True)
-    loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, batch=options)
+    loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, balance=True)
     measured = [loader.imbalance(step) for step in range(90)]
     changes = [f"{imbalance.in_order:.2f}" != f"{imbalance.actual:.2f}" for imbalance in measured]
     sentence = opened.locator("#ranks p", has_text="attention cost")

@@ -1,7 +1,6 @@
 """Lightning: a data module that gives micro-batches and saves the loader's state.
 
-passes = BatchOptions(micro_batch_size=4)
-data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, batch=passes))
+data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, micro_batch_size=4))
 Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
 """
 

@@ -1,8 +1,7 @@
 """Megatron-core: loaders for its training loop, stores for its ``GPTDataset``.
 
 parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-place = get_megatron_rank(BatchOptions(micro_batch_size=2))
-loader = Loader(store, seq_len=4096, global_batch_size=256, **place)
+loader = Loader(store, seq_len=4096, global_batch_size=256, micro_batch_size=2, **get_megatron_rank())
 batches = make_megatron_iterator(loader)  # on every rank; for forward_backward_func(data_iterator=batches, ...)
 """
 
@@ -11,7 +10,6 @@ from batchloom.adapters.requirements import MEGATRON, TORCH, require_installed
 require_installed(TORCH, MEGATRON)
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -20,8 +18,8 @@ import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import get_collective_device, require_agreement
-from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms, get_token_reader
-from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
+from batchloom.batches import Batch, Loader, check_text_only, forms, get_token_reader
+from batchloom.batches.assembly import Labels
 from batchloom.batches.loading import iter_step_numbers, require_plan_feed
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
@@ -39,16 +37,13 @@ class MegatronRank(TypedDict):
     rank: int
     world_size: int
     labels: Labels
-    batch: BatchOptions
+    mesh: Mesh
 
 
-def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRank:
+def get_megatron_rank() -> MegatronRank:
     """Return this process's rank in ``parallel_state`` as arguments of a ``Loader``.
 
     Use it as ``Loader(..., **get_megatron_rank())``.
-
-    Args:
-        batch: options of the loader; their mesh is replaced by that of Megatron's processes.
 
     Raises:
         TrainError: ``parallel_state`` is not initialized, or its rank order matches no mesh.
@@ -86,7 +81,7 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
             f"parallel_state has process {rank} at {megatron_placement}, and a mesh of {mesh.order} at {placement}: "
             "give initialize_model_parallel an order that names each kind of parallelism once."
         )
-    return {"rank": rank, "world_size": world_size, "labels": "shifted", "batch": replace(batch, mesh=mesh)}
+    return {"rank": rank, "world_size": world_size, "labels": "shifted", "mesh": mesh}
 
 
 def make_megatron_iterator(
@@ -158,7 +153,7 @@ def needs_attention_mask(loader: Loader, attention_mask: bool | None) -> bool:  
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
     spec = loader.spec
     megatron_rank = get_megatron_rank()
-    megatron_share = megatron_rank["batch"].mesh, megatron_rank["rank"], megatron_rank["world_size"]
+    megatron_share = megatron_rank["mesh"], megatron_rank["rank"], megatron_rank["world_size"]
     problems = [
         f"{name} is {actual!r} and must be {expected!r}"
         for name, actual, expected in (

@@ -18,7 +18,7 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches import BatchOptions, Loader, check_text_only, get_token_reader
+from batchloom.batches import Loader, check_text_only, get_token_reader
 from batchloom.core.errors import InputError, StateError
 from batchloom.core.settings import quote_value
 from batchloom.store import open_store
@@ -86,7 +86,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             labels="shifted",
             rank=dp_rank,
             world_size=dp_world_size,
-            batch=BatchOptions(micro_batch_size=local_batch_size),
+            micro_batch_size=local_batch_size,
         )
         check_text_only(self.loader, "the adapter of torchtitan")
         if get_token_reader(self.loader.store).weighted:

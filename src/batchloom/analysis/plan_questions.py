@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches import Loader, PlanOptions, RowCosts, open_recorded_data, read_mixture, rebuild_mixture
+from batchloom.batches import Loader, RowCosts, open_recorded_data, read_mixture, rebuild_mixture
 from batchloom.batches.loading import (
     MAX_INLINE_POOLS,
     RawStream,
@@ -46,7 +46,6 @@ _SAVED_REMEDY = "Use the file as it was saved"
 
 # Settings allowed with a checkpoint: the length of the run, but nothing that determines its order.
 _CHECKPOINT_SETTINGS = {"steps"}
-_OPTIONS = {field.name for field in fields(PlanOptions)}
 _DATA_PANEL = "Data"
 _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
@@ -317,9 +316,7 @@ def _make_missing_data_error(path: Path, sources: Collection[str]) -> MissingDat
 
 def _make_loader_plan(data: Store | Mixture, settings: Mapping[str, Any]) -> Plan:
     """Return the plan that a loader would serve, which chooses defaults of its own."""
-    options = PlanOptions(**{name: value for name, value in settings.items() if name in _OPTIONS})
-    others = {name: value for name, value in settings.items() if name not in _OPTIONS and value is not None}
-    return Loader(data, **others, plan=options, output="numpy", rank=0, world_size=1, prefetch=0).plan
+    return Loader(data, **settings, output="numpy", rank=0, world_size=1, prefetch=0).plan
 
 
 def resolve_first_plan(request: PlanRequest) -> Plan:

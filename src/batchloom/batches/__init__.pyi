@@ -7,12 +7,7 @@ from .assembly.batch_assembly import (
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
 )
-from .assembly.batch_spec import (
-    BatchOptions as BatchOptions,
-    BatchSpec as BatchSpec,
-    MediaOptions as MediaOptions,
-    PlanOptions as PlanOptions,
-)
+from .assembly.batch_spec import BatchSpec as BatchSpec, MediaOptions as MediaOptions
 from .forms import make_megatron_arrays as make_megatron_arrays, to_padded as to_padded, to_varlen as to_varlen
 from .isolation import (
     ScoreFunction as ScoreFunction,

@@ -49,7 +49,7 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
         raise PlanError(
             f"A row of step {batch.step} holds {int(documents.max())} documents, but to_padded gives one mask per "
             "row, with which they would see each other. Pack one document per row: Loader(packing='none', "
-            "plan=PlanOptions(group_by_length=True)); or use to_varlen, add_dense_mask or add_block_mask for packed "
+            "group_by_length=True); or use to_varlen, add_dense_mask or add_block_mask for packed "
             "rows."
         )
     lengths = np.ones(len(documents), np.int64)

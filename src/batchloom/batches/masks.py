@@ -176,7 +176,7 @@ def make_missing_layout_error(form: str) -> PlanError:
 def make_whole_rows_error(form: str) -> PlanError:
     return PlanError(
         f"{form} takes whole rows, but the batch is a context-parallel rank's slice of them: give "
-        "Loader(form='varlen', plan=PlanOptions(align=...)) for documents in slices, or a mesh without context."
+        "Loader(form='varlen', align=...) for documents in slices, or a mesh without context."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches import BatchOptions, Loader, MediaOptions
+from batchloom.batches import Loader, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.loading import require_plan_feed
 from batchloom.batches.media import CollateRow, collate_rows, stacks_features_by_row, take_single_row
@@ -115,9 +115,8 @@ class MultiModalDataset:
             InputError: ``build`` was not called.
         """
         self._get_loader()
-        options = BatchOptions(micro_batch_size=micro_batch_size)
         settings = {**self._settings, "global_batch_size": global_batch_size, "steps": steps, "epochs": epochs}
-        return Loader(self._store, batch=options, **settings)  # type: ignore[arg-type]
+        return Loader(self._store, micro_batch_size=micro_batch_size, **settings)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._get_loader())

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, leave_group, main
 
 
@@ -24,7 +23,7 @@ def train(model: Any, job: Job) -> None:
         open_store(job.data),
         seq_len=job.seq_len,
         global_batch_size=job.global_batch_size,
-        batch=BatchOptions(micro_batch_size=job.batch_size),
+        micro_batch_size=job.batch_size,
         seed=job.seed,
         steps=job.steps,
     )

@@ -8,7 +8,6 @@ from accelerate import Accelerator
 
 from batchloom import Loader, open_store
 from batchloom.adapters import accelerate as adapter
-from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, leave_group, main
 
 
@@ -20,7 +19,7 @@ def train(model: Any, job: Job) -> None:
         open_store(job.data),
         seq_len=job.seq_len,
         global_batch_size=job.global_batch_size,
-        batch=BatchOptions(micro_batch_size=job.batch_size),
+        micro_batch_size=job.batch_size,
         seed=job.seed,
         steps=job.steps,
         rank=accelerator.process_index,

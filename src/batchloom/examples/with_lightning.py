@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from batchloom import Loader, open_store
 from batchloom.adapters.lightning import LoaderDataModule
-from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -39,11 +38,12 @@ class Learner(LightningModule):  # type: ignore[misc]
 
 def train(model: Any, job: Job) -> None:
     """Train for the steps of a job."""
-    sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
-    passes = BatchOptions(micro_batch_size=job.batch_size)
-    data = LoaderDataModule(
-        train=lambda: Loader(open_store(job.data), batch=passes, seed=job.seed, steps=job.steps, **sizes)
-    )
+    sizes: Any = {
+        "seq_len": job.seq_len,
+        "global_batch_size": job.global_batch_size,
+        "micro_batch_size": job.batch_size,
+    }
+    data = LoaderDataModule(train=lambda: Loader(open_store(job.data), seed=job.seed, steps=job.steps, **sizes))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(
         devices=ranks,

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from batchloom import Loader, open_store
 from batchloom.adapters import megatron
-from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, leave_group, main
 
 
@@ -29,7 +28,8 @@ def train(model: Any, job: Job) -> None:
         global_batch_size=job.global_batch_size,
         seed=job.seed,
         steps=job.steps,
-        **megatron.get_megatron_rank(BatchOptions(micro_batch_size=job.batch_size)),
+        micro_batch_size=job.batch_size,
+        **megatron.get_megatron_rank(),
     )
     if state := job.newest():
         model.load_state_dict(state["model"])

@@ -12,7 +12,6 @@ from ray.train.torch import TorchTrainer, prepare_model
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.ray_train import load_restored_state, report_step
-from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -22,8 +21,8 @@ def work(config: dict[str, Any]) -> None:
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
-    store, passes = open_store(job.data), BatchOptions(micro_batch_size=job.batch_size)
-    loader = Loader(store, seed=job.seed, steps=job.steps, batch=passes, **sizes)
+    store = open_store(job.data)
+    loader = Loader(store, seed=job.seed, steps=job.steps, micro_batch_size=job.batch_size, **sizes)
     stateful_objects = {"model": model, "optimizer": optimizer, "loader": loader}
     if state := load_restored_state():
         for name, stateful in stateful_objects.items():

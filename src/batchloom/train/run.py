@@ -14,7 +14,7 @@ from batchloom.adapters.agreement import flatten_values, require_agreement
 from batchloom.adapters.logging import truncate_log
 from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.adapters.rank_group import RankGroup
-from batchloom.batches import STORE_OPTIONS, BatchOptions, MediaOptions
+from batchloom.batches import STORE_OPTIONS, BatchSpec, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, SettingsError, StateError, TrainError
 from batchloom.core.settings import to_plain
@@ -224,15 +224,20 @@ def make_loader(
         has_vocabulary = _find_tokenizer_store(data).vocab_size is not None
         vocab_size = None if has_vocabulary else getattr(settings.model, "vocab_size", None)
         augment = {"noise_prob": settings.order.noise_prob, "vocab_size": vocab_size}
-    batch = BatchOptions(
-        uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
+    spec = BatchSpec(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        uneven=settings.order.uneven,
+        micro_batch_size=settings.batch_size,
+        balance=settings.order.balance,
+        device=str(ranks.device),
+        media=media,
     )
     if isinstance(data, Stream):
-        return Loader(
-            data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, batch=batch, device=ranks.device
-        )
+        return Loader(data, batch=spec, augment=augment)
     return Loader(
         data,
+        batch=spec,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
         packing=settings.order.packing,
@@ -240,12 +245,7 @@ def make_loader(
         shuffle=settings.order.shuffle,
         seed=settings.seed,
         steps=steps,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
         augment=augment,
-        batch=batch,
-        device=ranks.device,
-        media=media,
     )
 
 

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import batchloom
 from batchloom import Edit, Mixture
 from batchloom.testing import write_store
-from single_settings import make_loader
 from tiers import examples
 
 NAMES = ("a", "b", "c")
@@ -51,7 +50,7 @@ def test_when_is_the_inverse_of_explain(data):
             for name, document_lengths in zip(names, lengths, strict=True)
         }
         mixture = Mixture({name: n + 1 for n, name in enumerate(names)}, stores=stores)
-        loader = make_loader(
+        loader = batchloom.Loader(
             mixture,
             seq_len=16,
             global_batch_size=4,
@@ -88,7 +87,7 @@ def test_explain_describes_the_batches_of_a_rank(world_size, balance, step):
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)
         for rank in range(world_size):
-            loader = make_loader(
+            loader = batchloom.Loader(
                 store,
                 seq_len=16,
                 global_batch_size=4,

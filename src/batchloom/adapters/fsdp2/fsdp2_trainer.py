@@ -50,7 +50,6 @@ from batchloom.batches import (
     IGNORE_INDEX,
     TOKEN_KEYS,
     Batch,
-    BatchOptions,
     DocumentRows,
     Loader,
     Meter,
@@ -537,7 +536,7 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
         return loader
     if isinstance(data, Plan):
         _check_plan(data, args, plan_settings, size)
-        return Loader(data, batch=BatchOptions(micro_batch_size=micro))
+        return Loader(data, micro_batch_size=micro)
     if not isinstance(data, Store | Mixture):
         data = _store_records(data)
     if args.max_length is None:
@@ -553,7 +552,7 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
         seed=args.seed or 0,
         steps=args.max_steps if limited else None,
         epochs=None if limited else int(args.num_train_epochs or 1),
-        batch=BatchOptions(micro_batch_size=micro),
+        micro_batch_size=micro,
     )
 
 

@@ -52,9 +52,9 @@ _DEALT_REMEDY = (
 _REQUIRED_SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
-        "the plan already shuffles, and can group by length (PlanOptions(group_by_length=True))",
+        "the plan already shuffles, and can group by length (group_by_length=True)",
     ),
-    "dataloader_drop_last": (False, "the plan defines the last step (PlanOptions(last='drop'))"),
+    "dataloader_drop_last": (False, "the plan defines the last step (last='drop')"),
     "dataloader_in_order": (True, "the order of batches would change with every run"),
     "auto_find_batch_size": (False, "the plan defines the sizes of a step"),
     "restore_callback_states_from_checkpoint": (False, "the callback would be recreated without its loader"),

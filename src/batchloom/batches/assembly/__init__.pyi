@@ -8,7 +8,6 @@ from .batch_assembly import (
     assemble_varlen as assemble_varlen,
 )
 from .batch_spec import (
-    DEFAULT_BATCH_OPTIONS as DEFAULT_BATCH_OPTIONS,
     DEFAULT_MEDIA_SPEC as DEFAULT_MEDIA_SPEC,
     Labels as Labels,
 )

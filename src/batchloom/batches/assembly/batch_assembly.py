@@ -281,7 +281,7 @@ def _part_starts(rows: int, size: int) -> range:
         fitting = ", ".join(map(str, list_divisors(rows)))
         raise PlanError(
             f"A batch of {rows} rows cannot be cut into micro-batches of {quote_value(size)}; {fitting} can. "
-            "Loader(batch=BatchOptions(micro_batch_size=..., uneven='pad')) fills up with rows that carry no loss."
+            "Loader(micro_batch_size=..., uneven='pad') fills up with rows that carry no loss."
         )
     return range(0, rows, size)
 

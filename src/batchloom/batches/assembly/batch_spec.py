@@ -1,15 +1,14 @@
-"""Loader settings: data order, form of a batch, distribution of rows, and media."""
+"""Settings of batches: form, distribution of rows, and media."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from batchloom.core.errors import SettingsError
 from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems, suggest
-from batchloom.plan import Mesh, PlanSpec
+from batchloom.plan import Mesh
 from batchloom.plan.order import DATA_PARALLEL, UnevenPolicy
-from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingOptions, list_choice_problems
+from batchloom.plan.packing import list_choice_problems
 
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
@@ -24,7 +23,6 @@ _BOUNDS = {
 }
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
 _CHOICES = {"labels": Labels, "output": Output, "form": Form, "uneven": UnevenPolicy, "dtype": IdType}
-Order = Literal["pools", "lanes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +62,7 @@ DEFAULT_MEDIA_SPEC = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
-    """Row distribution and id type of a ``Loader``, which checks them.
-
-    Attributes:
-        mesh: layout of tensor-, context- and pipeline-parallel processes.
-        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows that carry no
-            loss.
-        micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
-        balance: whether rows are distributed so that ranks have similar costs: squared span lengths and media tokens.
-        dtype: ``int64``; or ``int32`` for ids and labels of half the size. torch's ``cross_entropy``, and so
-            Hugging Face models and the trainer adapters, take int64 labels only.
-    """
-
-    mesh: Mesh = DATA_PARALLEL
-    uneven: UnevenPolicy = "refuse"
-    micro_batch_size: int | None = None
-    balance: bool = False
-    dtype: IdType = "int64"
-
-
-DEFAULT_BATCH_OPTIONS = BatchOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpec(BatchOptions):
+class BatchSpec:
     """Batch settings; none of them changes which tokens a step holds.
 
     Attributes:
@@ -102,16 +76,30 @@ class BatchSpec(BatchOptions):
         world_size: number of data-parallel ranks; with a mesh, of all its processes.
         device: device of torch tensors, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share the memory
             batches are assembled in.
+        mesh: layout of tensor-, context- and pipeline-parallel processes. Peers get the same rows, context-parallel
+            ones each a slice of them.
+        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks, and their rows to full
+            micro-batches, with rows that carry no loss.
+        micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
+            ``batch.split(micro_batch_size)`` cuts a batch into them.
+        balance: whether rows are distributed so that ranks have similar costs: squared span lengths and media tokens.
+        dtype: ``int64``; or ``int32`` for ids and labels of half the size. torch's ``cross_entropy``, and so
+            Hugging Face models and the trainer adapters, take int64 labels only.
         media: settings for reading images and audio.
     """
 
+    rank: int
+    world_size: int
     labels: Labels = "aligned"
     output: Output = "torch"
     form: Form = "rows"
     prefetch: int = 4
-    rank: int = 0
-    world_size: int = 1
     device: str | None = None
+    mesh: Mesh = DATA_PARALLEL
+    uneven: UnevenPolicy = "refuse"
+    micro_batch_size: int | None = None
+    balance: bool = False
+    dtype: IdType = "int64"
     media: MediaOptions = DEFAULT_MEDIA_SPEC
 
     def __post_init__(self) -> None:
@@ -133,16 +121,6 @@ class BatchSpec(BatchOptions):
             problems.append(f"balance: {quote_value(self.balance)} is neither True nor False")
         raise_problems(problems + self._find_device_problems())
 
-    def options(self) -> BatchOptions:
-        """Return the part that a ``Loader`` takes as ``batch``."""
-        return BatchOptions(
-            mesh=self.mesh,
-            uneven=self.uneven,
-            micro_batch_size=self.micro_batch_size,
-            balance=self.balance,
-            dtype=self.dtype,
-        )
-
     def _find_device_problems(self) -> list[str]:
         if self.device is None:
             return []
@@ -154,73 +132,6 @@ class BatchSpec(BatchOptions):
         return []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions(PackingOptions):
-    """Settings of a ``Loader``'s data order that most runs leave at their defaults.
-
-    They are those of :class:`PlanSpec`, except:
-
-    Attributes:
-        group_by_length: as in ``PlanSpec``, or True for windows of 50 steps.
-        order: ``pools``; or ``lanes`` to repeat the order and settings of a stream on the store that it wrote.
-    """
-
-    order: Order = "pools"
-
-
-DEFAULT_PLAN_OPTIONS = PlanOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanArguments:
-    """Data order settings as a ``Loader`` received them; None is unset."""
-
-    seq_len: int | None = None
-    global_batch_size: int | None = None
-    packing: str = "best_fit"
-    overlong: OverlongMode | None = None
-    seed: int = 0
-    shuffle: bool = True
-    epochs: int | None = None
-    steps: int | None = None
-    options: PlanOptions = DEFAULT_PLAN_OPTIONS
-
-    def list_changed_settings(self) -> list[str]:
-        """Return the names of the settings that differ from their defaults."""
-        names = ("packing", "overlong", "seed", "shuffle", "epochs", "steps")
-        options = [field.name for field in fields(PlanOptions)]
-        return [
-            *(name for name in names if getattr(self, name) != getattr(PlanArguments(), name)),
-            *(name for name in options if getattr(self.options, name) != getattr(DEFAULT_PLAN_OPTIONS, name)),
-            *(name for name in ("seq_len", "global_batch_size") if getattr(self, name) is not None),
-        ]
-
-    def spec(self, overlong: OverlongMode) -> PlanSpec:
-        if self.seq_len is None or self.global_batch_size is None:
-            sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
-            raise SettingsError(
-                [f"{name}: missing; a whole number of at least 1" for name, size in sizes.items() if size is None]
-            )
-        options = self.options
-        grouped = self.options.group_by_length
-        return PlanSpec(
-            seq_len=self.seq_len,
-            global_batch_size=self.global_batch_size,
-            packing=self.packing,
-            overlong=overlong if self.overlong is None else self.overlong,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            epochs=self.epochs,
-            steps=self.steps,
-            last=options.last,
-            pool_size=options.pool_size,
-            block=options.block,
-            lanes=options.lanes,
-            align=options.align,
-            group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0) if isinstance(grouped, bool) else grouped,
-        )
-
-
 # Settings of a loader by their names in other libraries.
 _OTHER_NAMES = {
     "batch_size": "global_batch_size, the rows of a step over all ranks",
@@ -229,12 +140,12 @@ _OTHER_NAMES = {
     ),
     "num_workers": "prefetch, the number of batches that are made ahead",
     "prefetch_factor": "prefetch",
-    "drop_last": "plan=PlanOptions(last='drop')",
+    "drop_last": "last='drop'",
     "num_epochs": "epochs",
     "max_steps": "steps",
     "pin_memory": "device='cuda'",
+    **{field.name: f"media=MediaOptions({field.name}=...)" for field in fields(MediaOptions)},
 }
-_GROUPS: dict[str, type] = {"plan": PlanOptions, "batch": BatchOptions, "media": MediaOptions}
 
 
 def refuse_other_names(names: Iterable[str], known: Iterable[str]) -> None:
@@ -243,20 +154,5 @@ def refuse_other_names(names: Iterable[str], known: Iterable[str]) -> None:
     It names the argument that is meant.
     """
     for name in names:
-        grouped = [
-            f"{group}={options.__name__}({name}=...)"
-            for group, options in _GROUPS.items()
-            if name in {field.name for field in fields(options)}
-        ]
-        meant = _OTHER_NAMES.get(name) or next(iter(grouped), "")
+        meant = _OTHER_NAMES.get(name)
         raise TypeError(f"Loader() has no argument {name!r}{f'; give {meant}' if meant else suggest(name, known)}")
-
-
-def refuse_other_types(plan: object, batch: object) -> None:
-    problems = []
-    if not isinstance(plan, PlanOptions):
-        problems.append(f"plan: {quote_value(plan)} is not a PlanOptions; give PlanOptions(last='drop')")
-    # A BatchSpec has all batch settings, but only those of BatchOptions would apply.
-    if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
-        problems.append(f"batch: {quote_value(batch)} is not a BatchOptions; give BatchOptions(uneven='pad')")
-    raise_problems(problems)

@@ -1,29 +1,16 @@
 """The loader: batches of one rank from a store, mixture, plan or stream."""
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Never, final
+from dataclasses import fields
+from typing import Any, Unpack, final
 
 from batchloom.batches.assembly.augment import Augment
 from batchloom.batches.assembly.batch_assembly import Batch
-from batchloom.batches.assembly.batch_spec import (
-    DEFAULT_BATCH_OPTIONS,
-    DEFAULT_MEDIA_SPEC,
-    DEFAULT_PLAN_OPTIONS,
-    BatchOptions,
-    BatchSpec,
-    Form,
-    Labels,
-    MediaOptions,
-    Output,
-    PlanArguments,
-    PlanOptions,
-    refuse_other_names,
-    refuse_other_types,
-)
+from batchloom.batches.assembly.batch_spec import BatchSpec, refuse_other_names
 from batchloom.batches.loading.combined_store import CombinedStore
 from batchloom.batches.loading.feed import Feed
+from batchloom.batches.loading.loader_keywords import LoaderOptions
 from batchloom.batches.loading.loader_plans import LoaderData, make_loader_plan
 from batchloom.batches.loading.plan_feed import PlanFeed, copy_settings
 from batchloom.batches.loading.rank_share import RankShare, find_world, measure_imbalance
@@ -31,12 +18,14 @@ from batchloom.batches.loading.second_share import refuse_data_loader
 from batchloom.batches.loading.stream_feed import StreamFeed
 from batchloom.batches.loading.stream_steps import RawStream, make_random_access_error
 from batchloom.batches.model_import import check_later_model_calls
-from batchloom.core.errors import InputError, PlanError, StateError
-from batchloom.core.settings import as_int, quote_value
-from batchloom.plan import Edit, Plan
+from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
+from batchloom.core.settings import as_int, quote_value, raise_problems
+from batchloom.plan import Edit, Plan, PlanSpec
 from batchloom.plan.order import Imbalance
-from batchloom.plan.packing import OverlongMode
 from batchloom.store import Store
+
+_PLAN_SETTINGS = {field.name for field in fields(PlanSpec)}
+_BATCH_SETTINGS = {field.name for field in fields(BatchSpec)}
 
 
 @final
@@ -48,17 +37,21 @@ class Loader:
     the rank and the world size (with a ``replicated`` store, every rank has the tokens of rank 0).
 
     Args:
-        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` or stream (then the settings of
-            ``PlanSpec`` stay unset). A stream has no ``loader[step]``: its steps are sequential.
+        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` or stream (then the settings of the order
+            stay unset). A stream has no ``loader[step]``: its steps are sequential.
+        plan: all settings of the order, instead of its keywords below.
+        batch: all settings of batches, instead of their keywords below.
+        augment: masking or replacement of tokens: an ``Augment`` of ``batchloom.batches``, its settings, or None.
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps: see ``PlanSpec``.
+        packing, seed, shuffle, epochs, steps, last: see ``PlanSpec``.
+        pool_size, block, lanes, align, group_by_length: rarely needed settings of the order; see ``PlanSpec``.
         overlong: see ``PlanSpec``. None is ``drop`` for stores with media or with conversations only (a partial
             conversation is useless), and ``split`` for others; in a mixture it applies to each store.
         rank: data-parallel rank. If neither it nor ``world_size`` is given, both come from an
             initialised torch.distributed, or torchrun, SLURM or MPI variables, else 0 of 1.
-        world_size: number of data-parallel ranks.
+        world_size: number of data-parallel ranks. With a ``mesh``, both count all processes.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; for shapes see ``batches.assembly`` and docs/how-to/train/loader.md.
@@ -66,12 +59,8 @@ class Loader:
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: device of the
             tensors, which are copied ahead on a stream of their own. None for tensors in the memory they were
             made in.
-        plan: other settings of the data order: a ``PlanOptions`` of ``batchloom.batches``.
-        batch: distribution of a step's rows: a ``BatchOptions`` of ``batchloom.batches``. With a ``mesh``, ``rank``
-            and ``world_size`` count all processes; peers get the same rows, context-parallel ones each a slice
-            of them. ``uneven="pad"`` also pads a rank's rows to full micro-batches, and
-            ``batch.split(micro_batch_size)`` cuts a batch into them.
-        augment: masking or replacement of tokens: an ``Augment`` of ``batchloom.batches``, its settings, or None.
+        mesh, uneven, micro_batch_size, balance, dtype: distribution of a step's rows and type of ids; see
+            ``BatchSpec``.
         media: settings for images and audio in the stores: a ``MediaOptions`` of ``batchloom.batches``.
 
     Attributes:
@@ -93,59 +82,14 @@ class Loader:
     def __init__(
         self,
         data: LoaderData | PlanFeed,
+        plan: PlanSpec | None = None,
+        batch: BatchSpec | None = None,
         *,
-        seq_len: int | None = None,
-        global_batch_size: int | None = None,
-        packing: str = "best_fit",
-        overlong: OverlongMode | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        epochs: int | None = None,
-        steps: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        labels: Labels = "aligned",
-        output: Output = "torch",
-        form: Form = "rows",
-        prefetch: int = 4,
-        device: object = None,
-        plan: PlanOptions = DEFAULT_PLAN_OPTIONS,
-        batch: BatchOptions = DEFAULT_BATCH_OPTIONS,
         augment: Augment | Mapping[str, Any] | None = None,
-        media: MediaOptions = DEFAULT_MEDIA_SPEC,
-        **_: Never,
+        **settings: Unpack[LoaderOptions],
     ) -> None:
-        refuse_other_names(_, inspect.signature(Loader).parameters)
-        refuse_other_types(plan, batch)
         check_later_model_calls()
-        request = PlanArguments(
-            seq_len=seq_len,
-            global_batch_size=global_batch_size,
-            packing=packing,
-            overlong=overlong,
-            seed=seed,
-            shuffle=shuffle,
-            epochs=epochs,
-            steps=steps,
-            options=plan,
-        )
-        rank, world_size = find_world(rank, world_size)
-        spec = BatchSpec(
-            labels=labels,
-            output=output,
-            form=form,
-            prefetch=prefetch,
-            rank=rank,
-            world_size=world_size,
-            mesh=batch.mesh,
-            uneven=batch.uneven,
-            micro_batch_size=batch.micro_batch_size,
-            balance=batch.balance,
-            dtype=batch.dtype,
-            device=None if device is None else str(device),
-            media=media,
-        )
-        self.feed: Feed = _make_feed(data, request, spec, augment)
+        self.feed: Feed = data if isinstance(data, PlanFeed) else _make_feed(data, plan, batch, augment, settings)
         self.spec = self.feed.spec
         self.origin = self.feed.origin
         self.streamed = not isinstance(self.feed, PlanFeed)
@@ -305,19 +249,46 @@ class Loader:
 
 
 def _make_feed(
-    data: LoaderData | PlanFeed,
-    request: PlanArguments,
-    spec: BatchSpec,
+    data: LoaderData,
+    plan: PlanSpec | None,
+    batch: BatchSpec | None,
     augment: Augment | Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
 ) -> Feed:
-    if isinstance(data, PlanFeed):
-        return data
-    plan = make_loader_plan(data, request)
+    """Return the feed of data with the settings of a ``Loader``."""
+    known = _PLAN_SETTINGS | _BATCH_SETTINGS
+    refuse_other_names(settings.keys() - known, known)
+    refuse_other_types(plan, batch)
+    given = {name: value for name, value in settings.items() if value is not None}
+    plan_settings = {name: value for name, value in given.items() if name in _PLAN_SETTINGS}
+    batch_settings = {name: value for name, value in given.items() if name in _BATCH_SETTINGS}
+    loader_plan = make_loader_plan(data, plan, plan_settings)
+    spec = _make_batch_spec(batch, batch_settings)
     if isinstance(data, RawStream):
         return StreamFeed(data, spec, augment)
     # Cuts are announced if the user has not chosen what happens to long documents.
-    announces_cuts = request.overlong is None and not isinstance(data, Plan)
-    return PlanFeed(plan, spec, augment, announces_cuts=announces_cuts)
+    announces_cuts = "overlong" not in plan_settings and not isinstance(data, Plan)
+    return PlanFeed(loader_plan, spec, augment, announces_cuts=announces_cuts)
+
+
+def _make_batch_spec(batch: BatchSpec | None, settings: Mapping[str, Any]) -> BatchSpec:
+    if batch is not None:
+        if settings:
+            raise SettingsError([f"{name}: is a field of the BatchSpec, which was given as batch" for name in settings])
+        return batch
+    rank, world_size = find_world(settings.get("rank"), settings.get("world_size"))
+    device = {"device": str(settings["device"])} if "device" in settings else {}
+    return BatchSpec(**{**settings, **device, "rank": rank, "world_size": world_size})
+
+
+def refuse_other_types(plan: object, batch: object) -> None:
+    """Raise if settings that are given as a whole have another type."""
+    problems = []
+    if plan is not None and not isinstance(plan, PlanSpec):
+        problems.append(f"plan: {quote_value(plan)} is not a PlanSpec; give its fields one by one, as last='drop'")
+    if batch is not None and not isinstance(batch, BatchSpec):
+        problems.append(f"batch: {quote_value(batch)} is not a BatchSpec; give its fields one by one, as uneven='pad'")
+    raise_problems(problems)
 
 
 def require_plan_feed(feed: Feed, step: object) -> PlanFeed:

@@ -1,17 +1,16 @@
 """Plans of the inputs of a loader: stores, mixtures, plans and streams."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from batchloom.batches.assembly.augment import TokenizerSource
-from batchloom.batches.assembly.batch_spec import PlanArguments
 from batchloom.batches.loading.combined_store import CombinedStore
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.core.errors import InputError, SettingsError, StateError
-from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
+from batchloom.plan import LanePlan, Mixture, Plan, PlanSpec, SourceSpec
 from batchloom.plan.order import SOURCE
-from batchloom.store import Store, read_range_bounds
+from batchloom.store import Store
 from batchloom.store.format import OBJECTIVES, find_generation
 from batchloom.store.read import choose_default_overlong
 
@@ -79,14 +78,17 @@ def check_next_token_objective(store: Store) -> None:
         raise InputError(OBJECTIVES[store.contents.objective].describe_refusal(store.location.name))
 
 
-def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
-    """Return the given plan or stream, or make a plan for a store or mixture."""
+def make_loader_plan(data: LoaderData, plan: PlanSpec | None, settings: Mapping[str, Any]) -> Plan:
+    """Return the given plan or stream, or make a plan for a store or mixture.
+
+    Args:
+        data: what a ``Loader`` is given.
+        plan: all settings of the data order; None to make them from ``settings``.
+        settings: fields of ``PlanSpec`` that are given one by one.
+    """
     if isinstance(data, Plan | LanePlan | RawStream):
-        changed_settings = request.list_changed_settings()
-        if changed_settings:
-            raise SettingsError(
-                [f"{name}: belongs to the plan, and a finished plan was given" for name in changed_settings]
-            )
+        if given := [*(["plan"] if plan is not None else []), *_list_changed(settings)]:
+            raise SettingsError([f"{name}: belongs to the plan, and a finished plan was given" for name in given])
         # The other types provide the members that all plans need: spec, steps and fingerprint.
         return cast("Plan", data)
     if not isinstance(data, (Store, Mixture)):
@@ -94,23 +96,23 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
             f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
             "open_store(path)."
         )
-    spec = request.spec(choose_default_overlong(data) if isinstance(data, Store) else "split")
-    if request.overlong is None and isinstance(data, Mixture):
+    if plan is not None:
+        if settings:
+            raise SettingsError([f"{name}: is a field of the PlanSpec, which was given as plan" for name in settings])
+        return Plan(data, plan)
+    missing = [name for name in ("seq_len", "global_batch_size") if name not in settings]
+    if missing:
+        raise SettingsError([f"{name}: missing; a whole number of at least 1" for name in missing])
+    if "overlong" not in settings and isinstance(data, Mixture):
         data = _with_default_overlong(data)
-    order: object = request.options.order
-    if order == "pools":
-        return Plan(data, spec)
-    if order != "lanes" or not isinstance(data, Store):
-        wrong = (
-            f"{order!r} is none of pools, lanes"
-            if order != "lanes"
-            else "lanes repeat a stream over one store, not a mixture"
-        )
-        raise SettingsError([f"order: {wrong}"])
-    media = data.manifest is not None and data.manifest.processor is not None
-    spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))
-    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_range_bounds(data))
-    return cast("Plan", repeated)
+    overlong = choose_default_overlong(data) if isinstance(data, Store) else "split"
+    return Plan(data, PlanSpec(**{"overlong": overlong, **settings}))
+
+
+def _list_changed(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that are not at their defaults."""
+    defaults = {field.name: field.default for field in fields(PlanSpec)}
+    return [name for name, value in settings.items() if value != defaults[name]]
 
 
 def _with_default_overlong(mixture: Mixture) -> Mixture:

@@ -1,10 +1,8 @@
 from .plan_spec import (
-    DEFAULT_GROUPED_STEPS as DEFAULT_GROUPED_STEPS,
     MAX_POOL_SIZE as MAX_POOL_SIZE,
     MAX_STEPS as MAX_STEPS,
     POOL_SIZE as POOL_SIZE,
     OverlongMode as OverlongMode,
-    PackingOptions as PackingOptions,
     format_near_multiples as format_near_multiples,
     list_choice_problems as list_choice_problems,
 )

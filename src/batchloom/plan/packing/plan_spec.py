@@ -1,7 +1,7 @@
 """Settings of a plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from batchloom.core.settings import Setting, convert_int_settings, is_bool, raise_problems, suggest, to_plain
@@ -24,7 +24,7 @@ MAX_STEPS = 1 << 48
 # The rows of a window are in memory, at 52 bytes each.
 MAX_GROUPED_ROWS = 1 << 22
 # Default window in steps: little padding is left, and transformers' sampler uses the same number.
-DEFAULT_GROUPED_STEPS = 50
+_DEFAULT_GROUPED_STEPS = 50
 # From this many documents on, blocks of neighbouring documents are permuted (docs/reference/order.md).
 MIN_BLOCKED_DOCUMENTS = 4_000_000
 BLOCK_DOCUMENTS = 64
@@ -39,11 +39,74 @@ PANEL = "Plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackingOptions:
-    """Plan settings that most runs leave at their defaults.
+class PlanSpec:
+    """All settings that determine a data order, besides the lengths of the documents.
 
-    ``PlanSpec`` documents and checks them.
+    Attributes:
+        seq_len: tokens of a sequence, at most 2**24.
+        global_batch_size: sequences of a step, over all ranks, at most 2**24.
+        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` or
+            ``none``.
+        overlong: policy for documents longer than ``seq_len``: ``split`` cuts them, ``drop`` leaves them out,
+            ``truncate`` keeps their first ``seq_len`` tokens, ``error`` refuses the plan. (``wrap`` splits at the
+            end of each sequence whatever the length.)
+        seed: any integer of at most 128 bits.
+        shuffle: False reads documents in store order, the same in every epoch.
+        epochs: passes over the data, at most 2**24; 1 when neither this nor ``steps`` is given.
+        steps: total number of steps, over as many epochs as they need; at most 2**48.
+        last: policy for an incomplete last step: ``fill`` adds sequences without loss, ``drop`` leaves the step
+            out.
+        pool_size: documents packed together, at most 2**24; 0 chooses 65,536, or 8,192 for more than 16 sources
+            or lanes.
+        block: neighbouring documents that are permuted as one; 0 chooses by the number of documents alone: 1
+            below 4 million, else 64.
+        lanes: number of parallel read streams the pools are distributed over, so that a node reads only the pools
+            of its own lane from object storage: give the number of nodes. It must divide ``global_batch_size``. In
+            a mixture, a source is served in runs of this many sequences.
+        align: each document begins at a multiple of this many tokens of its sequence, with padding without loss
+            in between: 2 x C for C context-parallel ranks. 1 for no padding.
+        group_by_length: steps of a window inside which rows of similar length are grouped into steps; only for
+            ``packing='none'``, whose rows are padded. True for 50 steps, 0 for no grouping.
     """
+
+    seq_len: Annotated[int, Setting(help="Number of tokens of a sequence.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)]
+    global_batch_size: Annotated[
+        int, Setting(help="Number of sequences of a step over all ranks.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)
+    ]
+    packing: Annotated[str, Setting(help=f"Packing strategy: {', '.join(STRATEGIES)}.", panel=PANEL)] = "best_fit"
+    overlong: Annotated[
+        OverlongMode,
+        Setting(
+            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
+            shown_default="split; drop for conversations and media",
+            panel=PANEL,
+        ),
+    ] = "split"
+    seed: Annotated[
+        int, Setting(help="Seed of the data order.", minimum=-_MAX_SEED, maximum=_MAX_SEED, panel=PANEL)
+    ] = 0
+    shuffle: Annotated[
+        bool, Setting(help="Shuffle documents. Without it they are read in store order.", panel=PANEL)
+    ] = True
+    epochs: Annotated[
+        int | None,
+        Setting(
+            help="Number of passes over the data.",
+            minimum=1,
+            maximum=_MAX_SIZE,
+            shown_default="1 without --steps",
+            panel=PANEL,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Setting(
+            help="Number of steps of the run, over as many epochs as they need.",
+            minimum=1,
+            maximum=MAX_STEPS,
+            panel=PANEL,
+        ),
+    ] = None
 
     last: Annotated[
         LastStepPolicy,
@@ -94,78 +157,9 @@ class PackingOptions:
         ),
     ] = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSpec(PackingOptions):
-    """All settings that determine a data order, besides the lengths of the documents.
-
-    Attributes:
-        seq_len: tokens of a sequence, at most 2**24.
-        global_batch_size: sequences of a step, over all ranks, at most 2**24.
-        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` or
-            ``none``.
-        overlong: policy for documents longer than ``seq_len``: ``split`` cuts them, ``drop`` leaves them out,
-            ``truncate`` keeps their first ``seq_len`` tokens, ``error`` refuses the plan. (``wrap`` splits at the
-            end of each sequence whatever the length.)
-        seed: any integer of at most 128 bits.
-        shuffle: False reads documents in store order, the same in every epoch.
-        epochs: passes over the data, at most 2**24; 1 when neither this nor ``steps`` is given.
-        steps: total number of steps, over as many epochs as they need; at most 2**48.
-        last: policy for an incomplete last step: ``fill`` adds sequences without loss, ``drop`` leaves the step
-            out.
-        pool_size: documents packed together, at most 2**24; 0 chooses 65,536, or 8,192 for more than 16 sources
-            or lanes.
-        block: neighbouring documents that are permuted as one; 0 chooses by the number of documents alone: 1
-            below 4 million, else 64.
-        lanes: number of parallel read streams the pools are distributed over, so that a node reads only the pools
-            of its own lane from object storage: give the number of nodes. It must divide ``global_batch_size``. In
-            a mixture, a source is served in runs of this many sequences.
-        align: each document begins at a multiple of this many tokens of its sequence, with padding without loss
-            in between: 2 x C for C context-parallel ranks. 1 for no padding.
-        group_by_length: steps of a window inside which rows of similar length are grouped into steps; only for
-            ``packing='none'``, whose rows are padded. 0 for no grouping.
-    """
-
-    seq_len: Annotated[int, Setting(help="Number of tokens of a sequence.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)]
-    global_batch_size: Annotated[
-        int, Setting(help="Number of sequences of a step over all ranks.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)
-    ]
-    packing: Annotated[str, Setting(help=f"Packing strategy: {', '.join(STRATEGIES)}.", panel=PANEL)] = "best_fit"
-    overlong: Annotated[
-        OverlongMode,
-        Setting(
-            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
-            shown_default="split; drop for conversations and media",
-            panel=PANEL,
-        ),
-    ] = "split"
-    seed: Annotated[
-        int, Setting(help="Seed of the data order.", minimum=-_MAX_SEED, maximum=_MAX_SEED, panel=PANEL)
-    ] = 0
-    shuffle: Annotated[
-        bool, Setting(help="Shuffle documents. Without it they are read in store order.", panel=PANEL)
-    ] = True
-    epochs: Annotated[
-        int | None,
-        Setting(
-            help="Number of passes over the data.",
-            minimum=1,
-            maximum=_MAX_SIZE,
-            shown_default="1 without --steps",
-            panel=PANEL,
-        ),
-    ] = None
-    steps: Annotated[
-        int | None,
-        Setting(
-            help="Number of steps of the run, over as many epochs as they need.",
-            minimum=1,
-            maximum=MAX_STEPS,
-            panel=PANEL,
-        ),
-    ] = None
-
     def __post_init__(self) -> None:
+        if is_bool(self.group_by_length):
+            object.__setattr__(self, "group_by_length", _DEFAULT_GROUPED_STEPS if self.group_by_length else 0)
         problems = convert_int_settings(self)
         if not is_bool(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
@@ -216,10 +210,7 @@ class PlanSpec(PackingOptions):
 
     def identity_fields(self) -> dict[str, Any]:
         """Return all fields as plain values for the identity of a plan."""
-        plain = to_plain(self)
-        # Saved states list the fields of PackingOptions last; keep that order.
-        options = {field.name: plain.pop(field.name) for field in fields(PackingOptions)}
-        return {**plain, **options}
+        return to_plain(self)
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """Return a copy with the default pool size for this many sources filled in."""
