@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from explore import make_pinned_examples
+from index import INDEX, make_index
 from leaks import find_leftovers, list_things
 from record import find_budget, find_excess, list_slowest
 
@@ -30,6 +31,10 @@ def test_the_budget_is_named_in_the_readme():
     assert find_budget(Path(__file__).with_name("README.md").read_text()) > 0
     with pytest.raises(ValueError, match="names no budget"):
         find_budget("The budget is generous.")
+
+
+def test_the_index_of_tests_is_that_of_their_imports():
+    assert INDEX.read_text() == make_index(), "write it anew: python tests/index.py"
 
 
 def test_the_slowest_files_are_listed():
