@@ -13,8 +13,17 @@ from batchloom.media.media_content import BytesContent, MediaContent, MediaLimit
 
 # Errors that Pillow's readers raise for damaged files.
 _DECODE_ERRORS = (
-    *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError),
-    *(EOFError, OverflowError, zlib.error, ZeroDivisionError, NotImplementedError),
+    OSError,
+    SyntaxError,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    EOFError,
+    OverflowError,
+    zlib.error,
+    ZeroDivisionError,
+    NotImplementedError,
 )
 _PILLOW_PLUGINS = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),

@@ -53,8 +53,13 @@ PROCESSOR_FILES = (
 PIXEL_LIMITS = ("min_pixels", "max_pixels")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _TOKEN_ATTRIBUTES = (
-    *("image_token", "audio_token", "video_token", "boi_token", "eoi_token"),
-    *("fake_image_token", "global_image_token"),
+    "image_token",
+    "audio_token",
+    "video_token",
+    "boi_token",
+    "eoi_token",
+    "fake_image_token",
+    "global_image_token",
 )
 _MAX_BYTES = 16 << 20
 _REMEDY = "give the folder that a processor's save_pretrained wrote"

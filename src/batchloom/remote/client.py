@@ -84,8 +84,18 @@ def _extract_version(info: dict[str, Any]) -> str:
 
 # Fields that identify a version of a file in different libraries, best first.
 _VERSION_FIELDS = (
-    *("blob_id", "ETag", "etag", "md5Hash", "generation", "Content-MD5"),
-    *("Last-Modified", "LastModified", "last_modified", "mtime", "updated", "created"),
+    "blob_id",
+    "ETag",
+    "etag",
+    "md5Hash",
+    "generation",
+    "Content-MD5",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+    "created",
 )
 
 

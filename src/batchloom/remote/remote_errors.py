@@ -43,8 +43,13 @@ _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 # Codes of object stores with status 400 or 409 for a body that arrived broken or late, or for a concurrent
 # request.
 _TRANSIENT_CODES = (
-    *("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
-    *("OperationAborted", "Throttling", "ThrottlingException"),
+    "RequestTimeout",
+    "IncompleteBody",
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "OperationAborted",
+    "Throttling",
+    "ThrottlingException",
 )
 # These codes come with status 400, too.
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired")

@@ -82,9 +82,31 @@ _TAG = re.compile(
 # Elements that do not nest: they are void, or the next one of their kind ends them.
 _VOID_TAGS = frozenset(
     (
-        *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
-        *("track", "wbr", "param", "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody"),
-        *("tfoot", "colgroup"),
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "source",
+        "track",
+        "wbr",
+        "param",
+        "p",
+        "li",
+        "dt",
+        "dd",
+        "tr",
+        "td",
+        "th",
+        "thead",
+        "tbody",
+        "tfoot",
+        "colgroup",
     )
 )
 _RAW_TEXT_TAGS = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))

@@ -54,7 +54,12 @@ _FIXED_SETTINGS = (
 )
 # Locations may change, because fingerprints identify the data and the model.
 _LOCATION_SETTINGS = (
-    *("data.name", "data.path", "data.generation", "data.removals", "data.places", "model.init"),
+    "data.name",
+    "data.path",
+    "data.generation",
+    "data.removals",
+    "data.places",
+    "model.init",
     *(f"data.{name}" for name in STORE_OPTIONS),
 )
 # Steps that are searched for a target; usually the first has one.

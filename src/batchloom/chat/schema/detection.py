@@ -61,7 +61,9 @@ RecordShape = tuple[tuple[str, str | None], ...]
 _RARE_COLUMNS = frozenset(
     (
         *(*CHOSEN_COLUMNS[1:], "conversation", "query", "segments"),
-        *("input.messages", "preferred_output", "non_preferred_output"),
+        "input.messages",
+        "preferred_output",
+        "non_preferred_output",
     )
 )
 _KNOWN_COLUMNS = tuple(
@@ -72,12 +74,27 @@ _KNOWN_COLUMNS = tuple(
 # Words in an unknown column name that indicate its role.
 _ROLE_WORDS = {
     "prompt": {
-        *("prompt", "instruction", "question", "query", "input", "problem", "request"),
-        *("source", "article", "utterance"),
+        "prompt",
+        "instruction",
+        "question",
+        "query",
+        "input",
+        "problem",
+        "request",
+        "source",
+        "article",
+        "utterance",
     },
     "response": {
-        *("response", "output", "answer", "completion", "solution", "reply", "target"),
-        *("summary", "translation"),
+        "response",
+        "output",
+        "answer",
+        "completion",
+        "solution",
+        "reply",
+        "target",
+        "summary",
+        "translation",
     },
     "text": {"text", "body", "document", "content", "story", "passage", "raw", "code"},
 }
@@ -85,24 +102,68 @@ _TEXT_NAMES = ("text", "content")
 _MAX_PATHS = 5
 # Word pairs for the better and the worse answer, in two column names that are otherwise equal.
 _PREFERENCE_WORDS = (
-    *(("chosen", "rejected"), ("accepted", "rejected"), ("preferred", "rejected")),
-    *(("preferred", "dispreferred"), ("positive", "negative"), ("pos", "neg")),
-    *(("winner", "loser"), ("winning", "losing"), ("win", "lose")),
-    *(("better", "worse"), ("good", "bad")),
+    ("chosen", "rejected"),
+    ("accepted", "rejected"),
+    ("preferred", "rejected"),
+    ("preferred", "dispreferred"),
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("winner", "loser"),
+    ("winning", "losing"),
+    ("win", "lose"),
+    ("better", "worse"),
+    ("good", "bad"),
 )
 # Words of columns that affect training: answers, judgements, and the context of a prompt.
 _TRAINING_WORDS = {
     *_ROLE_WORDS["response"] - {"target", "translation", "summary"},
     *(word for pair in _PREFERENCE_WORDS for word in pair),
-    *("choice", "option", "candidate", "alternative", "distractor", "incorrect", "wrong"),
-    *("label", "preference", "rank", "ranking", "correct"),
-    *("history", "context", "previous", "past", "system", "tool", "function"),
-    *("dialog", "dialogue", "conversation", "message", "turn"),
+    "choice",
+    "option",
+    "candidate",
+    "alternative",
+    "distractor",
+    "incorrect",
+    "wrong",
+    "label",
+    "preference",
+    "rank",
+    "ranking",
+    "correct",
+    "history",
+    "context",
+    "previous",
+    "past",
+    "system",
+    "tool",
+    "function",
+    "dialog",
+    "dialogue",
+    "conversation",
+    "message",
+    "turn",
 }
 # Words of columns that describe a record and are neither trained nor a prompt.
 _METADATA_WORDS = {
-    *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
-    *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
+    "id",
+    "uid",
+    "uuid",
+    "idx",
+    "index",
+    "hash",
+    "url",
+    "uri",
+    "lang",
+    "language",
+    "split",
+    "date",
+    "time",
+    "timestamp",
+    "score",
+    "license",
+    "num",
+    "count",
+    "length",
 }
 # Roles without which a record would mean something else.
 _ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")

@@ -22,8 +22,20 @@ _MAX_GUESSES = 3
 _MAX_WORDS = 3
 # Those in which texts are commonly found.
 _ENCODINGS = [
-    *("cp1252", "gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
-    *("cp1255", "cp1256", "mac_roman"),
+    "cp1252",
+    "gb18030",
+    "big5",
+    "cp932",
+    "euc_jp",
+    "cp949",
+    "cp1250",
+    "cp1251",
+    "koi8_r",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "mac_roman",
 ]
 _INVALID_BYTE = re.compile(r"(byte 0x[0-9a-f]{2}(?: at offset \d+)?) is not valid UTF-8.*", re.DOTALL)
 _WORD = re.compile(r"[^\s<>\"]+")

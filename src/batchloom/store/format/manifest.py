@@ -103,8 +103,19 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 # Fields of a shard's entry that are the checksum of the file with this suffix.
 _SHARD_FILES = (
-    *("bin", "idx", "docs", "mask", "weights", "pairs"),
-    *("bands", "sums", "media", "blobs", "blobsums", "fields", "parquet"),
+    "bin",
+    "idx",
+    "docs",
+    "mask",
+    "weights",
+    "pairs",
+    "bands",
+    "sums",
+    "media",
+    "blobs",
+    "blobsums",
+    "fields",
+    "parquet",
 )
 
 

@@ -26,8 +26,12 @@ _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _TERMINAL_PUNCTUATION = (".", "?", "!", '"', "'")
 # Lines with one of these are policy notices.
 POLICY_PHRASES = (
-    *("terms of use", "privacy policy", "cookie policy"),
-    *("uses cookies", "use of cookies", "use cookies"),
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
 )
 _LOREM_PHRASE = "lorem ipsum"
 _JAVASCRIPT_WORD = "javascript"

@@ -25,8 +25,18 @@ _MIN_RUN = 4
 _MAX_ROLE_TOKENS = 16
 ROLES = frozenset(
     (
-        *("system", "developer", "user", "human", "assistant", "model", "gpt"),
-        *("tool", "function", "observation", "ipython", "environment"),
+        "system",
+        "developer",
+        "user",
+        "human",
+        "assistant",
+        "model",
+        "gpt",
+        "tool",
+        "function",
+        "observation",
+        "ipython",
+        "environment",
     )
 )
 
