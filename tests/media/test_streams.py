@@ -20,11 +20,11 @@ from batchloom import (
 )
 from batchloom.batches import DocumentRows, MediaOptions, check_text_only
 from batchloom.core.errors import MediumError, TooManyBadRecordsError
-from batchloom.plan import Mesh, choose_lane_pool_size
+from batchloom.plan import Mesh
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
-from batchloom.streaming import merge_states
+from batchloom.streaming import choose_lane_pool_size, merge_states
 from batchloom.streaming.lane import PoolMedia
-from lane_plans import make_lane_plan
+from lane_plans import make_lane_loader
 from media.sample_media import encode_image, make_image, make_messages, make_sound
 from media.sample_videos import make_video
 from media.test_batches import save_with_template
@@ -186,8 +186,7 @@ def test_a_stream_gives_the_batches_of_the_store_it_writes(
     assert len(features) > len(batches) / 2
     stream.finish(workers=1)
     assert read_store_files(tmp_path / "kept") == prepare_store_files(stream, tmp_path / "prepared")
-    plan = make_lane_plan(open_store(tmp_path / "kept"), **{**ORDER, "seed": 3})
-    repeated = batchloom.Loader(plan, output="numpy")
+    repeated = make_lane_loader(open_store(tmp_path / "kept"), **{**ORDER, "seed": 3})
     assert_equal(batches, {batch.step: dict(batch) for batch in repeated})
     # Bytes are spilled of media that are in records or are to be embedded.
     assert bool(spilled) == (kind == "held" or embed)

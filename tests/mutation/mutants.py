@@ -123,7 +123,7 @@ PLAN = (
         "plan/order/plan_states.py",
         'is_unchanged = state["check"] == fingerprint(checked_fields)',
         'is_unchanged = bool(state["check"])',
-        ("plan/test_plan.py", "plan/test_lanes.py"),
+        ("plan/test_plan.py",),
     ),
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
@@ -172,14 +172,6 @@ PLAN = (
         'names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]',
         'names = ["seq_len", "packing", "overlong", "shuffle", "pool_size"]',
         ("plan/test_plan.py", "batches/test_pool_tables.py"),
-    ),
-    # A plan in the order of lanes never serves the last document of a lane.
-    Mutant(
-        "last-document-of-lane-lost",
-        "plan/order/lane_plan.py",
-        "int(ends[-1]) if len(ends) else 0)",
-        "int(ends[-1]) - 1 if len(ends) else 0)",
-        ("plan/test_lanes.py", "raw_streams/test_keep.py"),
     ),
 )
 

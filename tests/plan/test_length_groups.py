@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.plan import LanePlan, SourceSpec, Stage
+from batchloom.plan import SourceSpec, Stage
 from batchloom.plan.order.run_positions import order_by_length
 from plan.length_stores import LengthStore
 from tiers import examples
@@ -202,8 +202,6 @@ def test_ungrouped_plans_have_no_group_setting():
     plan = Plan(store, make_spec(0))
     assert "group_by_length" not in plan.identity["spec"]
     assert set(plan.identity["spec"]) & {"epochs", "steps", "last"} == set()
-    lane_plan = LanePlan(store, make_spec(0, steps=4), lanes=1, bounds=np.array([0, 3]))
-    assert "group_by_length" not in lane_plan.identity["spec"]
     assert Plan(store, make_spec(2)).fingerprint != plan.fingerprint
 
 
@@ -276,11 +274,6 @@ def test_stages_begin_where_windows_do(stage):
     )
     with pytest.raises(PlanError, match="stage of the mixture begins at step 4.*step=6"):
         Plan(mixture, make_spec(3, steps=12))
-
-
-def test_a_plan_of_lanes_is_not_grouped():
-    with pytest.raises(PlanError, match="cannot be grouped by length.*order='pools'"):
-        LanePlan(LengthStore([5, 3, 8]), make_spec(3, steps=4), lanes=1, bounds=np.array([0, 3]))
 
 
 def test_a_plan_rebuilt_from_its_identity_is_the_same():

@@ -7,16 +7,16 @@ from batchloom import Edit, Mixture, Plan, PlanSpec
 from batchloom.core.fingerprint import derive_key, fingerprint
 from batchloom.core.keyed_hashing import hash_indices
 from batchloom.plan import (
-    LanePlan,
     Mesh,
     Permutation,
     Schedule,
     deal_balanced,
-    order_lane_ranges,
     rank_positions,
     slice_indices,
 )
 from batchloom.plan.order import deal_in_order
+from batchloom.streaming import order_lane_ranges
+from lane_plans import LanePlan
 
 EXAMPLE = (5, 3, 8, 2, 7, 4, 1, 6, 3, 9)
 

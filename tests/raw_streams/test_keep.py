@@ -3,27 +3,22 @@ import gzip
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
 import batchloom
 from batchloom import (
-    Edit,
     Loader,
     OutputError,
     PlanError,
     Recipe,
     SettingsError,
-    explain,
     open_store,
-    when,
 )
 from batchloom.core.errors import StoreConflictError, StoreError
-from batchloom.plan import LanePlan
 from batchloom.preparation import (
     STREAM_BATCHES_FOLDER,
     ChatRecipe,
@@ -33,7 +28,7 @@ from batchloom.preparation import (
 )
 from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
-from lane_plans import make_lane_plan
+from lane_plans import make_lane_loader
 from preparation.stores import INLINE
 from processes import have_ended
 from raw_streams.streams import (
@@ -138,15 +133,14 @@ def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
     assert not (out / ".work").exists()
 
     store = open_store(out)
-    spec = replace(stream.spec)
-    plan = LanePlan(store, spec, lanes=stream.lanes, bounds=read_range_bounds(store))
+    settings = {**asdict(stream.spec), "lanes": stream.lanes}
     repeated = {}
     for rank in range(2):
-        for batch in Loader(plan, rank=rank, world_size=2, output="numpy"):
+        for batch in make_lane_loader(store, rank=rank, world_size=2, **settings):
             for row in range(4):
                 repeated[batch.step, 2 * row + rank] = tuple(batch[key][row].tolist() for key in sorted(batch))
     assert repeated == streamed
-    loader = Loader(plan, rank=0, world_size=2, output="numpy")
+    loader = make_lane_loader(store, world_size=2, **settings)
     assert tuple(loader[20]["input_ids"][1].tolist()) == tuple(streamed[20, 2][0])
 
 
@@ -331,8 +325,6 @@ def test_invalid_keep_folders_are_refused(tmp_path):
     store = open_store(tmp_path / "plain")
     with pytest.raises(PlanError, match="no stream ranges"):
         read_range_bounds(store)
-    with pytest.raises(PlanError, match="end at document"):
-        LanePlan(store, stream.spec, lanes=2, bounds=np.array([0, 3]))
 
 
 def _prepare_folder(inputs, out, **settings):
@@ -411,37 +403,3 @@ def test_the_folder_of_an_input_is_refused_as_keep(tmp_path, keep):
     with pytest.raises((StoreConflictError, OutputError)) as error:
         run_kept_stream(tmp_path / "corpus", tmp_path / keep)
     assert "--out is keep=" in str(error.value)
-
-
-def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept_store):
-    plan_settings = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
-    loader = Loader(make_lane_plan(kept_store, **plan_settings), output="numpy")
-    with pytest.raises(PlanError, match=rf"all {len(kept_store)} documents are longer than seq_len 3"):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda loader: loader.edit(Edit(step=2, skip=1)),
-        lambda loader: explain(loader, 0),
-        lambda loader: when(loader, document=0),
-        lambda loader: explain(loader.plan, 0),
-        lambda loader: pytest.importorskip("batchloom.adapters.pytorch").LoaderIterable(loader),
-        lambda loader: pytest.importorskip("batchloom.adapters.pytorch").LoaderDataset(loader),
-    ],
-)
-def test_unsupported_operations_of_a_lane_plan_are_refused(kept_store, operation):
-    loader = Loader(make_lane_plan(kept_store, lanes=4, seq_len=32, global_batch_size=8, steps=12))
-    with pytest.raises(PlanError, match=r"in the order of lanes .* Plan the store in pools"):
-        operation(loader)
-
-
-@pytest.fixture(scope="module")
-def kept_store(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kept")
-    lines = write_texts(folder / "a.jsonl", 200)
-    stream = make_small_stream(lines, lanes=4, steps=3, keep=folder / "out")
-    collect_rows(stream)
-    stream.finish(workers=1)
-    return open_store(folder / "out")

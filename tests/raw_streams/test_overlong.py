@@ -6,7 +6,7 @@ import pytest
 
 import batchloom
 from batchloom import Loader, open_store
-from lane_plans import make_lane_plan
+from lane_plans import make_lane_loader
 from raw_streams.streams import collect_rows, make_small_stream, make_texts, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 2, "lanes": 2}
@@ -81,5 +81,5 @@ def test_the_kept_store_of_mixed_inputs_repeats_the_stream(tmp_path, inputs, nam
     )
     streamed = [batch["input_ids"].tolist() for batch in Loader(stream, output="numpy")]
     stream.finish(workers=1)
-    repeated = Loader(make_lane_plan(open_store(tmp_path / "kept"), lanes=stream.lanes, **order), output="numpy")
+    repeated = make_lane_loader(open_store(tmp_path / "kept"), lanes=stream.lanes, **order)
     assert [batch["input_ids"].tolist() for batch in repeated] == streamed

@@ -24,9 +24,8 @@ from batchloom import (
     when,
 )
 from batchloom.core.errors import InputMissingError, TooManyBadRecordsError
-from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
-from batchloom.streaming import merge_states
+from batchloom.streaming import merge_states, order_lane_ranges
 from batchloom.testing import write_store
 from processes import have_ended
 from raw_streams.streams import (

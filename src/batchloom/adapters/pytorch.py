@@ -35,7 +35,6 @@ from batchloom.batches.loading import (
     require_plan_feed,
 )
 from batchloom.core.errors import InputError, StateError
-from batchloom.plan.order import refuse_lane_order
 
 # Loaders of this process whose batches are made by workers, by the token in those batches.
 _LIVE_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
@@ -65,7 +64,6 @@ class _WorkerLoader:
                 "memory: iterate the Loader, which copies batches ahead by itself, or leave device out and move each "
                 "batch."
             )
-        refuse_lane_order(loader.plan, "cannot be used with a DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
         plan, spec, augment = copy_settings(feed)

@@ -37,7 +37,7 @@ from batchloom.plan import (
     parse_assumed_stores,
     with_journal,
 )
-from batchloom.plan.order import SOURCE, AssumedStore, Costs, deal_in_order, refuse_lane_order, sort_by_cost
+from batchloom.plan.order import SOURCE, AssumedStore, Costs, deal_in_order, sort_by_cost
 from batchloom.plan.packing import MAX_STEPS
 from batchloom.store import Store, open_store
 
@@ -645,7 +645,6 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
 
 def get_plan(data: Plan | Loader) -> Plan:
     plan: object = data.plan if isinstance(data, Loader) else data
-    refuse_lane_order(plan, "cannot be used with explain or when")
     if isinstance(plan, RawStream):
         raise PlanError(
             "A stream cannot be used with explain or when: its steps come one after the other. Make a plan of pools "

@@ -10,11 +10,6 @@ from .mixture import (
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
 from .order.document_positions import find_document_positions as find_document_positions
 from .order.edits import Edit as Edit
-from .order.lane_plan import (
-    LanePlan as LanePlan,
-    choose_lane_pool_size as choose_lane_pool_size,
-    order_lane_ranges as order_lane_ranges,
-)
 from .order.plan import Plan as Plan, with_journal as with_journal
 from .order.rank_slices import (
     Mesh as Mesh,

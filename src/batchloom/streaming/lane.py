@@ -20,8 +20,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.loss_weights import LossFlags
 from batchloom.core.wording import format_count
 from batchloom.media import MediaLimits
-from batchloom.plan import PlanSpec, order_lane_ranges
-from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
+from batchloom.plan import PlanSpec
 from batchloom.preparation.documents import EncodeContext, EncodedBatch, PlacedMedium, make_chat_encoder
 from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.units import (
@@ -40,6 +39,7 @@ from batchloom.sources.formats import choose_read_method, is_splittable
 from batchloom.store import wrap_write_errors
 from batchloom.store.format import OBJECTIVES, SUBSETS, StoredMedium, get_facts_kind, read_blob
 from batchloom.store.write import make_folder
+from batchloom.streaming.lane_order import compute_lane_pool_size, make_no_sequence_error, order_lane_ranges
 
 # Minimum number if the input is large enough, so that lanes have about equal shares.
 _MIN_RANGES = 1024

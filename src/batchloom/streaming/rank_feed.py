@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError, TooManyBadRecordsError, WorkerError
 from batchloom.core.loss_weights import LossFlags
 from batchloom.plan import PlanSpec
-from batchloom.plan.order import describe_all_too_long, list_rank_lanes, make_no_sequence_error, pack_lane_pool
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.workers import ProcessPool, TaskLoss, TaskResult, count_cores
 from batchloom.store.format import StoredMedium
 from batchloom.streaming.keep import explain_keep_in_errors
 from batchloom.streaming.lane import LanePosition, PoolMaker, PoolMedia, PoolTask, StreamPool, StreamSetup
+from batchloom.streaming.lane_order import (
+    describe_all_too_long,
+    list_rank_lanes,
+    make_no_sequence_error,
+    pack_lane_pool,
+)
 
 _LOG = logging.getLogger("batchloom")
 # Maximum number of batches that a loader makes ahead; a state needs no older steps.

@@ -19,16 +19,8 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import as_int, is_text, quote_value
 from batchloom.core.wording import format_count
-from batchloom.plan import ORDER_VERSION, PlanSpec, choose_lane_pool_size
-from batchloom.plan.order import (
-    LANES_VERSION,
-    check_lane_world,
-    check_lanes,
-    check_state,
-    choose_default_lanes,
-    list_differences,
-    list_rank_lanes,
-)
+from batchloom.plan import ORDER_VERSION, PlanSpec
+from batchloom.plan.order import check_state, list_differences
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode
 from batchloom.preparation import (
     UNIT_BYTES,
@@ -66,6 +58,14 @@ from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
 from batchloom.streaming.lane import LanePosition, StreamSetup, make_range_groups
+from batchloom.streaming.lane_order import (
+    LANES_VERSION,
+    check_lane_world,
+    check_lanes,
+    choose_default_lanes,
+    choose_lane_pool_size,
+    list_rank_lanes,
+)
 from batchloom.streaming.rank_feed import (
     FeedSettings,
     InlinePools,

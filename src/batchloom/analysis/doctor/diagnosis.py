@@ -21,8 +21,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.settings import as_int, list_settings, quote_value, to_plain
 from batchloom.core.wording import format_count
-from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequences, count_sequences
-from batchloom.plan.order import FIRST_POOL, choose_default_lanes
+from batchloom.plan import PlanSpec, compute_min_sequences, count_sequences
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.preparation import (
     ChatRecipe,
@@ -47,6 +46,7 @@ from batchloom.preparation.settings import (
 from batchloom.sources.formats import WHOLE_KINDS
 from batchloom.store import open_store
 from batchloom.store.format import OBJECTIVES, UINT16_IDS
+from batchloom.streaming import FIRST_POOL, choose_default_lanes, choose_lane_pool_size
 
 _DEFAULT_OUT = "store"
 

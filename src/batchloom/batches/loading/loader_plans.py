@@ -8,13 +8,13 @@ from batchloom.batches.assembly.augment import TokenizerSource
 from batchloom.batches.loading.combined_store import CombinedStore
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.core.errors import InputError, SettingsError, StateError
-from batchloom.plan import LanePlan, Mixture, Plan, PlanSpec, SourceSpec
+from batchloom.plan import Mixture, Plan, PlanSpec, SourceSpec
 from batchloom.plan.order import SOURCE
 from batchloom.store import Store
 from batchloom.store.format import OBJECTIVES, find_generation
 from batchloom.store.read import choose_default_overlong
 
-LoaderData = Store | Mixture | Plan | LanePlan | RawStream
+LoaderData = Store | Mixture | Plan | RawStream
 
 
 def require_open_stores(stores: Mapping[str, object]) -> dict[str, Store]:
@@ -86,10 +86,10 @@ def make_loader_plan(data: LoaderData, plan: PlanSpec | None, settings: Mapping[
         plan: all settings of the data order; None to make them from ``settings``.
         settings: fields of ``PlanSpec`` that are given one by one.
     """
-    if isinstance(data, Plan | LanePlan | RawStream):
+    if isinstance(data, Plan | RawStream):
         if given := [*(["plan"] if plan is not None else []), *_list_changed(settings)]:
             raise SettingsError([f"{name}: belongs to the plan, and a finished plan was given" for name in given])
-        # The other types provide the members that all plans need: spec, steps and fingerprint.
+        # A stream provides the members that all plans need: spec, steps and fingerprint.
         return cast("Plan", data)
     if not isinstance(data, (Store, Mixture)):
         raise InputError(

@@ -281,7 +281,7 @@ class PlanFeed:
         """
         was_announced = self._is_announced
         self._is_announced = True
-        if was_announced or self.spec.rank or not isinstance(self.plan, Plan):
+        if was_announced or self.spec.rank:
             return False
         if self._announces_cuts:
             announce_split_conversations(self.plan)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batchloom.batches.background import BackgroundThread
 from batchloom.batches.loading.rank_share import RankShare, RowCosts, select_rank_rows
 from batchloom.core.errors import BatchloomError
-from batchloom.plan import LanePlan, Plan, PlanSpec
+from batchloom.plan import Plan, PlanSpec
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.read import RemoteSubset
@@ -274,8 +274,6 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
             store.reader.fetch(np.unique(np.concatenate(documents)), block)
 
 
-def get_block_sizes(plan: Plan | LanePlan) -> list[int]:
+def get_block_sizes(plan: Plan) -> list[int]:
     """Return the number of neighbouring documents kept together, for each source."""
-    if not isinstance(plan, Plan):
-        return [1]
     return [max(plan.orders.order(number).pools.blocks) for number in range(len(plan.names))]

@@ -271,8 +271,6 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
     """Return the plan with listed documents as padding, and these documents."""
     if not files:
         return plan, {}
-    if not isinstance(plan, Plan):
-        raise make_no_replacement_error()
     missing_documents = find_missing_documents(plan.stores, files)
     return ban_missing_documents(plan, missing_documents, 0), missing_documents
 
@@ -280,8 +278,7 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
 def make_no_replacement_error() -> PlanError:
     """Build the error for data whose documents cannot be replaced by padding."""
     return PlanError(
-        "MediaOptions.replace needs a plan that can be edited, but this is a stream, or repeats the order of one: "
-        "prepare the data into a store, and leave order out."
+        "MediaOptions.replace needs a plan that can be edited, but this is a stream: prepare the data into a store."
     )
 
 

@@ -113,6 +113,7 @@ DATA_PARALLEL = Mesh()
 
 
 def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that a world of this size does not have."""
     if world_size < 1 or not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
 

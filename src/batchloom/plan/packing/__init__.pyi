@@ -10,7 +10,9 @@ from .pools import ExcludedDocuments as ExcludedDocuments
 from .rows import (
     Rows as Rows,
     align_lengths as align_lengths,
+    fit_lengths as fit_lengths,
     join_rows as join_rows,
+    pack_rows as pack_rows,
     reorder_rows as reorder_rows,
     slice_rows as slice_rows,
 )

@@ -1,23 +1,22 @@
-import time
-from concurrent.futures import ThreadPoolExecutor
+"""The order of streams, by an oracle that has all of a store's lengths."""
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from batchloom import PlanError, PlanSpec, StateError
-from batchloom.plan import LanePlan, order_lane_ranges
-from batchloom.plan.order import (
-    RowPart,
+from batchloom import PlanError, PlanSpec
+from batchloom.plan.order import RowPart
+from batchloom.streaming import (
+    LANES_VERSION,
     check_lane_world,
     check_lanes,
     choose_default_lanes,
     compute_lane_pool_size,
-    lane_plan as lanes_module,
     list_rank_lanes,
+    order_lane_ranges,
     pack_lane_pool,
 )
-from batchloom.plan.order.lane_plan import compute_lane_pool_start
+from lane_plans import LanePlan, compute_lane_pool_start
 from plan.length_stores import LengthStore
 from tiers import examples
 
@@ -102,51 +101,6 @@ def test_the_first_pools_grow():
         ]
 
 
-@given(lengths=STORES, size=st.integers(1, 4), step=st.integers(0, 30))
-@settings(max_examples=examples(40), deadline=None)
-def test_a_state_resumes_at_its_position(lengths, size, step):
-    cuts = range(0, len(lengths), size)
-    plan, resumed = make_plan(lengths, cuts), make_plan(lengths, cuts)
-    state = plan.state(12 * step)
-    assert resumed.resume(state) == 12 * step
-    assert list_rows(resumed.rows(*resumed.positions_of(step), RowPart(1, 3))) == list_rows(
-        plan.rows(*plan.positions_of(step), RowPart(1, 3))
-    )
-    with pytest.raises(StateError, match="changed after"):
-        resumed.resume({**state, "position": 5})
-    with pytest.raises(StateError, match=r"another plan: spec.seed was 0 and is 9. Give the settings"):
-        make_plan(lengths, cuts, seed=9).resume(state)
-
-
-@pytest.mark.parametrize("state", [[], {}, {"position": 3}, None])
-def test_invalid_states_are_refused(state):
-    with pytest.raises(StateError, match=r"not a loader's state.*Give what state_dict"):
-        make_plan([5] * 60, range(0, 60, 4)).resume(state)
-
-
-def test_threads_walk_the_lanes_one_after_the_other():
-    plan = make_plan([5] * 120, range(0, 120, 4))
-    store, active, active_counts = plan.orders.data.lengths, [], []
-    take = store.take
-
-    def take_slowly(documents):
-        active.append(1)
-        active_counts.append(len(active))
-        time.sleep(0.002)
-        active.pop()
-        return take(documents)
-
-    store.take = take_slowly
-    with ThreadPoolExecutor(4) as pool:
-        row_futures = [pool.submit(plan.rows, 120 * n, 120 * n + 12) for n in range(3)]
-        state_future = pool.submit(plan.state, 240)
-        rows = [list_rows(future.result()) for future in row_futures]
-    assert set(active_counts) == {1}
-    fresh = make_plan([5] * 120, range(0, 120, 4))
-    assert rows == [list_rows(fresh.rows(120 * n, 120 * n + 12)) for n in range(3)]
-    assert state_future.result() == fresh.state(240)
-
-
 @pytest.mark.parametrize(
     ("batch", "range_count", "lanes"),
     [(64, 4096, 64), (12, 100, 4), (7, 9, 1), (64, 5, 4), (8, 0, 1)],
@@ -167,12 +121,10 @@ def test_invalid_lanes_are_refused():
         make_plan([5] * 8, [4], lanes=6).rows(0, 12)
     with pytest.raises(PlanError, match="more than seq_len 16"):
         make_plan([50] * 80, range(0, 80, 5), overlong="error").rows(0, 12)
-    with pytest.raises(PlanError, match="end at document 9"):
-        LanePlan(LengthStore([5] * 8), PlanSpec(**SPEC), lanes=2, bounds=np.array([0, 9]))
 
 
 def test_the_order_is_pinned():
-    assert lanes_module.LANES_VERSION == 1
+    assert LANES_VERSION == 1
     plan = make_plan(list(range(1, 41)), range(0, 40, 3), seed=7)
     assert [order_lane_ranges(15, 3, plan.spec, lane, 0).tolist() for lane in range(3)] == PINNED_RANGES
     assert [[d for d, _, _ in row] for row in list_rows(plan.rows(0, 6))] == PINNED_ROWS
