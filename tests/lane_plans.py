@@ -12,8 +12,9 @@ from batchloom.batches import BatchSpec
 from batchloom.batches.loading import PlanFeed
 from batchloom.plan.order import SOURCE, RowPart
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
-from batchloom.store import Store, read_range_bounds
-from batchloom.store.read import choose_default_overlong
+from batchloom.preparation.documents import RecordParsers
+from batchloom.sources import RecordBounds
+from batchloom.store import Store, map_provenance
 from batchloom.streaming import (
     choose_lane_pool_size,
     compute_lane_pool_size,
@@ -22,16 +23,16 @@ from batchloom.streaming import (
     order_lane_ranges,
     pack_lane_pool,
 )
+from batchloom.streaming.lane import is_sequential_text
 
 _MAX_CACHED_POOLS = 2
 _ALL_ROWS = RowPart(0, 1)
 
 
-def make_lane_loader(store: Store, *, lanes: int = 1, rank: int = 0, world_size: int = 1, **settings: Any) -> Loader:
-    """Make a loader that repeats a stream of these settings on the store that it wrote."""
-    media = store.manifest.processor is not None
-    defaults = {"overlong": choose_default_overlong(store), "pool_size": choose_lane_pool_size(media=media)}
-    plan = LanePlan(store, PlanSpec(**{**defaults, **settings}), lanes=lanes, bounds=read_range_bounds(store))
+def make_lane_loader(store: Store, stream: Any, *, rank: int = 0, world_size: int = 1, **settings: Any) -> Loader:
+    """Make a loader that repeats a stream on the store that it wrote; ``settings`` change those of the order."""
+    spec = replace(stream.spec, **settings)
+    plan = LanePlan(store, spec, lanes=stream.lanes, bounds=find_range_bounds(stream, store))
     feed = PlanFeed(plan, BatchSpec(rank=rank, world_size=world_size, output="numpy", prefetch=0), None)
     # What a run leaves out is logged for plans alone.
     feed.announce = lambda: False
@@ -227,3 +228,46 @@ class LanePlan:
             indices_by_lane.append(lane_indices)
         joined_rows = join_rows(row_slices, len(positions))
         return reorder_rows(joined_rows, np.argsort(np.concatenate(indices_by_lane or [np.empty(0, np.int64)])))
+
+
+def find_range_bounds(stream: Any, store: Store):
+    """Return the first document of each range of a stream in the store that it wrote, int64 [S + 1]."""
+    parsers = RecordParsers(stream.recipe, stream._settings.run.limits)
+    begins = []
+    for range_group in stream._range_groups:
+        record_range = range_group.ranges[0]
+        part = record_range.unit_part
+        start = record_range.start
+        if start > part.start and not is_sequential_text(part, parsers.rules):
+            start = RecordBounds(parsers.get_parser(part.source).rules).find_bound(part.source, start)
+        at_part_start = record_range.start == part.start
+        begins.append((range_group.first_part + record_range.part_index, 0 if at_part_start else start))
+    return _compute_range_bounds(store, begins)
+
+
+def _compute_range_bounds(store: Store, begins: list[tuple[int, int]]):
+    """Return the first document of each stream range, int64 [S + 1].
+
+    The last element is the number of documents.
+    """
+    bounds = np.zeros(len(begins) + 1, np.int64)
+    bounds[-1] = len(store)
+    parts = np.array([part for part, _ in begins], np.int64)
+    offsets = np.array([offset for _, offset in begins], np.int64)
+    next_range = 0
+    for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
+        provenance = map_provenance(stem.with_suffix(".docs"))
+        last = int(provenance.parts[-1]), int(provenance.offsets[-1])
+        # Count the remaining ranges that begin at or before the last document of the shard.
+        stop = next_range + int(
+            np.sum(
+                (parts[next_range:] < last[0]) | ((parts[next_range:] == last[0]) & (offsets[next_range:] <= last[1]))
+            )
+        )
+        for number in range(next_range, stop):
+            a, b = np.searchsorted(provenance.parts, [parts[number], parts[number] + 1])
+            part_row = np.searchsorted(provenance.offsets[a:b], np.uint64(offsets[number]))
+            bounds[number] = first + int(a) + int(part_row)
+        next_range = stop
+    bounds[next_range:-1] = len(store)
+    return bounds

@@ -186,7 +186,7 @@ def test_a_stream_gives_the_batches_of_the_store_it_writes(
     assert len(features) > len(batches) / 2
     stream.finish(workers=1)
     assert read_store_files(tmp_path / "kept") == prepare_store_files(stream, tmp_path / "prepared")
-    repeated = make_lane_loader(open_store(tmp_path / "kept"), **{**ORDER, "seed": 3})
+    repeated = make_lane_loader(open_store(tmp_path / "kept"), stream)
     assert_equal(batches, {batch.step: dict(batch) for batch in repeated})
     # Bytes are spilled of media that are in records or are to be embedded.
     assert bool(spilled) == (kind == "held" or embed)

@@ -3,7 +3,6 @@ import gzip
 import json
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -13,12 +12,11 @@ import batchloom
 from batchloom import (
     Loader,
     OutputError,
-    PlanError,
     Recipe,
     SettingsError,
     open_store,
 )
-from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import (
     STREAM_BATCHES_FOLDER,
     ChatRecipe,
@@ -26,7 +24,6 @@ from batchloom.preparation import (
     RunSettings,
     run_recipe,
 )
-from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
 from lane_plans import make_lane_loader
 from preparation.stores import INLINE
@@ -133,14 +130,13 @@ def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
     assert not (out / ".work").exists()
 
     store = open_store(out)
-    settings = {**asdict(stream.spec), "lanes": stream.lanes}
     repeated = {}
     for rank in range(2):
-        for batch in make_lane_loader(store, rank=rank, world_size=2, **settings):
+        for batch in make_lane_loader(store, stream, rank=rank, world_size=2):
             for row in range(4):
                 repeated[batch.step, 2 * row + rank] = tuple(batch[key][row].tolist() for key in sorted(batch))
     assert repeated == streamed
-    loader = make_lane_loader(store, world_size=2, **settings)
+    loader = make_lane_loader(store, stream, world_size=2)
     assert tuple(loader[20]["input_ids"][1].tolist()) == tuple(streamed[20, 2][0])
 
 
@@ -259,56 +255,6 @@ def test_prepare_resumes_the_units_of_a_stream(tmp_path):
     assert prepare_store_files(stream, out) == prepare_store_files(stream, tmp_path / "prepared")
 
 
-def test_a_store_with_subset_overrides_has_no_stream_ranges(tmp_path, caplog):
-    path = write_texts(tmp_path / "few.jsonl", 40)
-    stream = make_small_stream(path, lanes=1, keep=tmp_path / "kept")
-    collect_rows(stream)
-    stream.finish(workers=1)
-    store = open_store(tmp_path / "kept")
-    assert store.manifest.subset_overrides
-    assert "No plan of this store can repeat the stream" in caplog.text
-    with pytest.raises(PlanError, match="no stream ranges"):
-        read_range_bounds(store)
-
-
-def test_a_store_prepared_in_smaller_units_has_no_stream_ranges(tmp_path, caplog, monkeypatch):
-    lines = write_texts(tmp_path / "a.jsonl", 200)
-    monkeypatch.setattr("batchloom.preparation.rerun.choose_unit_bytes", lambda _: 1 << 10)
-    _prepare_folder(lines, tmp_path / "kept")
-    assert run_kept_stream(lines, tmp_path / "kept").finish(workers=1).already_done
-    assert "prepared in smaller units than those of a stream" in caplog.text
-    with pytest.raises(PlanError, match="no stream ranges"):
-        read_range_bounds(open_store(tmp_path / "kept"))
-
-
-def test_the_stream_ranges_of_another_store_are_refused(tmp_path):
-    recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none"))
-    stores = []
-    for name, letter in (("one", "a"), ("two", "b")):
-        folder = tmp_path / name
-        folder.mkdir()
-        write_lines(folder / "in.jsonl", [{"text": letter * (n % 50 + 1)} for n in range(400)])
-        stream = make_small_stream(folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3)
-        collect_rows(stream)
-        stream.finish(workers=1)
-        stores.append(open_store(tmp_path / f"{name}-kept"))
-    first_store, second_store = stores
-    assert len(first_store) == len(second_store)
-    name = "plans/stretches.lanes"
-    (second_store.path / name).write_bytes((first_store.path / name).read_bytes())
-    bounds = read_range_bounds(first_store)
-    assert len(bounds) > 1
-    (tmp_path / "gone").write_text("train:3\n")
-    remove_documents(first_store.path, documents_file=tmp_path / "gone")
-    assert read_range_bounds(open_store(first_store.path)).tolist() == bounds.tolist()
-    with pytest.raises(PlanError, match=r"belongs to another store"):
-        read_range_bounds(second_store)
-    path = first_store.path / name
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(StoreError, match=r"is damaged; delete it"):
-        read_range_bounds(open_store(first_store.path))
-
-
 def test_invalid_keep_folders_are_refused(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", "jsonl")
     make_inputs(tmp_path / "other", "text")
@@ -322,9 +268,6 @@ def test_invalid_keep_folders_are_refused(tmp_path):
     with pytest.raises(StoreConflictError, match="val_fraction"):
         collect_rows(make_small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
     prepare_store_files(stream, tmp_path / "plain")
-    store = open_store(tmp_path / "plain")
-    with pytest.raises(PlanError, match="no stream ranges"):
-        read_range_bounds(store)
 
 
 def _prepare_folder(inputs, out, **settings):

@@ -81,5 +81,5 @@ def test_the_kept_store_of_mixed_inputs_repeats_the_stream(tmp_path, inputs, nam
     )
     streamed = [batch["input_ids"].tolist() for batch in Loader(stream, output="numpy")]
     stream.finish(workers=1)
-    repeated = make_lane_loader(open_store(tmp_path / "kept"), lanes=stream.lanes, **order)
+    repeated = make_lane_loader(open_store(tmp_path / "kept"), stream)
     assert [batch["input_ids"].tolist() for batch in repeated] == streamed

@@ -60,7 +60,6 @@ from .read.objective_readers import (
     PreferencePairs as PreferencePairs,
     StoredPrompts as StoredPrompts,
 )
-from .read.range_bounds import read_range_bounds as read_range_bounds
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia

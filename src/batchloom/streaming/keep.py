@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from batchloom.core.errors import OutputError, SettingsError, StoreConflictError
 from batchloom.core.files import refuse_url
 from batchloom.core.settings import quote_value
@@ -29,16 +26,13 @@ from batchloom.preparation import (
     read_report,
     run_recipe,
 )
-from batchloom.preparation.documents import RecordParsers
 from batchloom.preparation.phases import collect_unit_settings
 from batchloom.preparation.report import Listener, PrepareResult
 from batchloom.preparation.settings import is_valid_path
 from batchloom.preparation.units import Unit, compute_unit_identity, read_stream_batches
-from batchloom.sources import RecordBounds, SourceListing
-from batchloom.store import MANIFEST_NAME, WORK_NAME, Store, map_provenance, open_store, write_file
-from batchloom.store.read import RANGES_NAME, encode_range_bounds
-from batchloom.store.write import make_folder
-from batchloom.streaming.lane import CachedRanges, RangeGroup, is_sequential_text
+from batchloom.sources import SourceListing
+from batchloom.store import MANIFEST_NAME, WORK_NAME, write_file
+from batchloom.streaming.lane import CachedRanges
 from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")
@@ -155,77 +149,8 @@ class StreamStoreWriter:
             self._batches_folder.mkdir(exist_ok=True)
             write_file(self._batches_folder / _BEGUN_FILE, b"")
 
-    def finish(
-        self, range_groups: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
-    ) -> PrepareResult:
+    def finish(self, listener: Listener, execution: ExecutionSettings) -> PrepareResult:
         """Complete the store; ``prepare`` reads all records that are not cached."""
         settings = replace(self._settings, execution=execution)
         with explain_keep_in_errors():
-            result = run_recipe(self._recipe, self.out, listener, settings=settings)
-        self._write_bounds(range_groups)
-        return result
-
-    def _write_bounds(self, range_groups: Sequence[RangeGroup]) -> None:
-        """Write the starts of range groups to the store, so a plan can repeat the stream."""
-        store = open_store(self.out, "train")
-        if store.manifest is not None and store.manifest.subset_overrides:
-            _LOG.warning(
-                "The input is small, so prepare moved a document into a subset that would have been empty "
-                "(subset_overrides in the manifest of %s). No plan of this store can repeat the stream. To get one, "
-                "stream with val_fraction=0 and test_fraction=0.",
-                self.out,
-            )
-            return
-        parts = sum(len(unit.parts) for unit in self._units)
-        if store.manifest is not None and sum(len(source.parts) for source in store.manifest.sources) != parts:
-            _LOG.warning(
-                "%s was prepared in smaller units than those of a stream, so no plan of it can repeat the stream. To "
-                "get one, give keep= another folder.",
-                self.out,
-            )
-            return
-        record_parsers = RecordParsers(self._recipe, self._settings.limits)
-        begins: list[tuple[int, int]] = []
-        bounds: dict[str, RecordBounds] = {}
-        for range_group in range_groups:
-            record_range = range_group.ranges[0]
-            source = record_range.unit_part.source
-            start = record_range.start
-            if start > record_range.unit_part.start and not is_sequential_text(
-                record_range.unit_part, record_parsers.rules
-            ):
-                rules = record_parsers.get_parser(source).rules
-                start = bounds.setdefault(source.path, RecordBounds(rules)).find_bound(source, start)
-            at_part_start = record_range.start == record_range.unit_part.start
-            begins.append((range_group.first_part + record_range.part_index, 0 if at_part_start else start))
-        path = store.path / RANGES_NAME
-        make_folder(path.parent)
-        write_file(path, encode_range_bounds(store, _compute_range_bounds(store, begins)))
-
-
-def _compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return the first document of each stream range, int64 [S + 1].
-
-    The last element is the number of documents.
-    """
-    bounds = np.zeros(len(begins) + 1, np.int64)
-    bounds[-1] = len(store)
-    parts = np.array([part for part, _ in begins], np.int64)
-    offsets = np.array([offset for _, offset in begins], np.int64)
-    next_range = 0
-    for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
-        provenance = map_provenance(stem.with_suffix(".docs"))
-        last = int(provenance.parts[-1]), int(provenance.offsets[-1])
-        # Count the remaining ranges that begin at or before the last document of the shard.
-        stop = next_range + int(
-            np.sum(
-                (parts[next_range:] < last[0]) | ((parts[next_range:] == last[0]) & (offsets[next_range:] <= last[1]))
-            )
-        )
-        for number in range(next_range, stop):
-            a, b = np.searchsorted(provenance.parts, [parts[number], parts[number] + 1])
-            part_row = np.searchsorted(provenance.offsets[a:b], np.uint64(offsets[number]))
-            bounds[number] = first + int(a) + int(part_row)
-        next_range = stop
-    bounds[next_range:-1] = len(store)
-    return bounds
+            return run_recipe(self._recipe, self.out, listener, settings=settings)

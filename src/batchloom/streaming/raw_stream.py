@@ -459,7 +459,7 @@ class Stream:
         """
         if self.keeping is None:
             raise SettingsError(["keep: missing; give stream(keep=FOLDER) to write a store"])
-        return self.keeping.finish(self._range_groups, progress or log_note, ExecutionSettings(workers=workers))
+        return self.keeping.finish(progress or log_note, ExecutionSettings(workers=workers))
 
     def _make_worker_setup(self) -> WorkerSetup:
         clean = self.recipe.reading.clean

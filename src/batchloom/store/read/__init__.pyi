@@ -11,7 +11,6 @@ from .mapped_shards import (
     make_mapped_shard as make_mapped_shard,
     map_prefix as map_prefix,
 )
-from .range_bounds import RANGES_NAME as RANGES_NAME, encode_range_bounds as encode_range_bounds
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest
 from .store_opening import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
 from .stored_media import (
