@@ -130,8 +130,13 @@ class PlanFeed:
                     )
 
         def begin(step: int) -> PendingItem[StagedBatch] | None:
+            # Outside of the lock: the fetch thread may keep its plan busy.
+            plan = self._fetch_plan
+            step_rows = fetched.take_rows(plan, step) if fetched else None
             with self._turn:
-                step_rows = fetched.take_rows(self._fetch_plan, step) if fetched else None
+                if plan is not self._fetch_plan:
+                    # An edit came in between.
+                    step_rows = None
                 if step_rows is None and not self.plan.has_step(step):
                     return None
                 return self._begin_step(step, step_rows)
