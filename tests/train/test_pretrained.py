@@ -370,6 +370,13 @@ def test_another_tokenizer_is_refused_and_missing_words_are_reported(llama, tmp_
     with pytest.raises(TrainError, match=r"2 of 5 ids .*id 0 is 'a' in the store and 'd'.*Prepare"):
         finetune(store, other_model, tmp_path / "run3", {"steps": 1})
 
+    # Ids of bytes are other tokens in a model of words.
+    bytes_store = write_store(tmp_path / "bytes", [[0, 1, 2, 3, 256]] * 8)
+    write_word_tokenizer(other_model, {**VOCABULARY, **{f"w{n}": n for n in range(5, 257)}})
+    with pytest.raises(TrainError, match=r"257 of 257 ids .*'bytes'.*id 0 is '.x00' in the store and 'a'.*Prepare"):
+        finetune(bytes_store, other_model, tmp_path / "run5", {"steps": 1})
+    assert not (tmp_path / "run5" / "run.json").exists()
+
     # A folder without a tokenizer gets that of the store.
     _, lines = finetune(store, llama, tmp_path / "run4", {"steps": 1})
     assert any("has no tokenizer.json, so the tokenizers of the data and the model cannot be" in line for line in lines)

@@ -33,6 +33,7 @@ from batchloom.train.run_data import get_data_name, has_tokenizer
 from batchloom.train.train_settings import ModelSettings, PretrainedSettings
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PretrainedConfig, PreTrainedModel
 
 # Further model inputs besides tokens and positions, by argument name.
@@ -439,16 +440,24 @@ def compute_folder_fingerprint(folder: Path) -> str:
 def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | None:
     """Describe how a store's tokenizer differs from a model's; None if it does not."""
     file = folder / _TOKENIZER_FILE
-    definition = data.tokenizer.state().get("tokenizer") if has_tokenizer(data) else None
-    if definition is None or not file.is_file():
+    state = data.tokenizer.state() if has_tokenizer(data) else {"kind": "none"}
+    if state["kind"] == "none" or not file.is_file():
         missing = folder if not file.is_file() else get_data_name(data)
         return (
             f"{missing} has no {_TOKENIZER_FILE}, so the tokenizers of the data and the model cannot be compared. "
             "Check that the data was prepared with the model's tokenizer."
         )
-    store_vocabulary, model_vocabulary = (
-        _parse_vocabulary(text) for text in (json.dumps(definition), file.read_text("utf-8"))
-    )
+    model_tokenizer = _parse_tokenizer(file.read_text("utf-8"))
+    if state["kind"] == "bytes":
+        # Bytes have no vocabulary, but each id is a text.
+        store_vocabulary = {number: data.tokenizer.decode([number]) for number in range(data.tokenizer.vocab_size)}
+        model_vocabulary = {
+            number: model_tokenizer.decode([number], skip_special_tokens=False)
+            for number in model_tokenizer.get_vocab().values()
+        }
+    else:
+        store_vocabulary = _list_tokens(_parse_tokenizer(json.dumps(state["tokenizer"])))
+        model_vocabulary = _list_tokens(model_tokenizer)
     shared_ids = store_vocabulary.keys() & model_vocabulary.keys()
     differing_ids = sorted(number for number in shared_ids if store_vocabulary[number] != model_vocabulary[number])
     unknown_ids = len(store_vocabulary.keys() - model_vocabulary.keys())
@@ -469,11 +478,14 @@ def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | N
     return fact
 
 
-def _parse_vocabulary(definition: str) -> dict[int, str]:
+def _parse_tokenizer(definition: str) -> "Tokenizer":
     from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from scratch
 
-    vocabulary = Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
-    return {number: word for word, number in vocabulary.items()}
+    return Tokenizer.from_str(definition)
+
+
+def _list_tokens(tokenizer: "Tokenizer") -> dict[int, str]:
+    return {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 def copy_tokenizer(folder: Path, data: Store | Stream, out: Path) -> None:
