@@ -137,10 +137,12 @@ def test_a_source_is_added_by_the_edit_that_a_refused_resume_names(store, args, 
     assert train("--mixture", f"{store}=1", *args[2:], "--out", out, "--stop-at", 2) == 0
     capsys.readouterr()
     assert train("--mixture", f"{store}=0.4,{other}=0.6", *args[2:], "--out", out, "--resume") == 1
-    remedy = (
-        "batchloom edit {} --at-step STEP --weights WEIGHTS --mixture MIXTURE. MIXTURE has the weights as they were"
-    )
-    assert remedy.format(out) in capsys.readouterr().err
+    remedy = "to add a store, give edit a --mixture of the weights that the run was started with and the new store"
+    error = capsys.readouterr().err
+    assert f"batchloom edit {out} --at-step STEP --weights WEIGHTS; {remedy}" in error
+    assert run_command_line(["edit", str(out), "--at-step", "3", "--weights", "s=0.4,other=0.6"]) == 2
+    error = capsys.readouterr().err
+    assert f"weights.other: unknown source; the sources are s; {remedy}" in error
     edit = ["edit", str(out), "--mixture", f"{store}=1,{other}", "--at-step", "3", "--weights", "s=0.4,other=0.6"]
     assert run_command_line(edit) == 0
     assert train("--out", out, "--resume") == 0

@@ -94,7 +94,7 @@ def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path)
     preview = edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True)
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     assert json.loads((newest / "state.json").read_text())["loader"]["edits"] == []
-    assert "mix    math 100.00% of the sequences, after 8 steps" in preview.after
+    assert "mix    math 100.00% of the sequences, after 8 steps; no longer read: code, web" in preview.after
     edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"))
     edit_run(newest, mixture, Edit(step=10, global_batch_size=2, seq_len=16))
     outcome, output = run_mixture(mixture, tmp_path / "run", resume=True)
@@ -169,12 +169,20 @@ def test_the_commands(mixture, tmp_path, monkeypatch, capsys):
     assert command(["train", *options, *sizes, "--max-iters", "2"]) == 0
     edits = ["--weights", "web=1,math=1", "--ban", "web:1,2", "--ban", "code:3", "--note", "n"]
     assert command(["edit", "run", *options, "--at-step", "3", *edits]) == 0
-    assert "edit 1 of its journal" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "edit 1 of its journal" in output
+    assert "of the sequences, after 3 steps; no longer read: code" in output
     assert command(["train", *options, *sizes, "--max-iters", "5", "--resume"]) == 0
     for args, message in (
         (["train", "--data", "web", *options], "--data and --mixture exclude each other"),
         (["edit", "run", *options, "--data", "web", "--at-step", "9"], "give either --data or --mixture"),
         (["edit", "run", *options, "--at-step", "9", "--ban", "web:x"], "is no SOURCE:NUMBER"),
+        (["edit", "run", *options, "--at-step", "9", "--ban", "17,18"], "(code, math, web): give --ban code:17,18"),
+        (
+            ["edit", "run", *options, "--at-step", "9", "--ban", "cod:17"],
+            "ban.cod: unknown source; the sources are code",
+        ),
+        (["edit", "run", "--data", "web", "--at-step", "9", "--ban", "web:17"], "no source web: give --ban 17"),
         (["edit", "run", *options, "--at-step", "9", "--weights", "web"], "is not NAME=WEIGHT"),
         (["edit", "run", *options, "--at-step", "9"], "the edit changes nothing"),
     ):

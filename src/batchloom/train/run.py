@@ -29,6 +29,7 @@ from batchloom.train.model.model_build import (
     explain_memory_errors,
 )
 from batchloom.train.model.pretrained import compute_folder_fingerprint
+from batchloom.train.request import NEW_SOURCE_REMEDY
 from batchloom.train.run_data import get_data_name, get_stores
 from batchloom.train.run_folder import MAX_LISTED, RunFolder, RunLog, load_checkpoint, read_checkpoint_state
 from batchloom.train.train_settings import (
@@ -372,9 +373,8 @@ def _list_allowed_changes(
             remedy += f" It was started with {old_path}, and this is {new_path}."
         if any(name.startswith("data.mixture.weights.") for name in refused_names):
             remedy += (
-                f" Sources and weights change by an edit: batchloom edit {run_path} --at-step STEP --weights WEIGHTS "
-                "--mixture MIXTURE. MIXTURE has the weights as they were, and a new source without one "
-                "(web=0.7,code=0.3,stores/new); resume with the same."
+                f" Weights change by an edit: batchloom edit {run_path} --at-step STEP --weights WEIGHTS; to add a "
+                f"store, {NEW_SOURCE_REMEDY}."
             )
         raise StateError(f"--resume needs the same model, data and order, but {fields}. {remedy}")
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
@@ -465,6 +465,7 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     is_exhaustion_known = exhausted == "repeat" or plan.orders.is_counted or documents <= _MAX_INLINE_COUNT
     served = plan.serve_until(end if is_exhaustion_known else 1)
     lines = []
+    previous_shares: dict[str, float] = {}
     for number, (segment, _) in enumerate(served.segments[:MAX_LISTED]):
         shares = {
             plan.names[source]: count / segment.schedule.period
@@ -473,7 +474,10 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
         largest = sorted(shares, key=lambda name: (-shares[name], name))
         share_list = format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
-        lines.append(f"mix    {share_list} of the sequences{since}")
+        dropped = sorted({*previous_shares} - {*shares} - {plan.names[source] for source in served.exhausted})
+        dropped_note = f"; no longer read: {format_list(dropped, MAX_LISTED)}" if dropped else ""
+        lines.append(f"mix    {share_list} of the sequences{since}{dropped_note}")
+        previous_shares = shares
     if len(served.segments) > MAX_LISTED:
         lines.append(f"mix    {len(served.segments) - MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:

@@ -8,7 +8,7 @@ its checkpoint lacks again, in the same order. Deleting the file before the answ
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,11 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import describe_missing_path, read_json_object, wrap_os_errors
 from batchloom.core.run_files import get_run_folder, is_checkpoint
-from batchloom.core.settings import as_int, to_plain
+from batchloom.core.settings import as_int, raise_problems, suggest, to_plain
 from batchloom.core.wording import format_count, format_list
 from batchloom.plan.order import SOURCE
 from batchloom.store import find_listed_documents
-from batchloom.train.request import EDIT_TIMEOUT_S
+from batchloom.train.request import EDIT_TIMEOUT_S, NEW_SOURCE_REMEDY
 from batchloom.train.run import (
     TrainRun,
     check_edited_plan,
@@ -186,6 +186,7 @@ def edit_run(
         OutputError: the checkpoint cannot be written.
     """
     folder = find_run(run_path)
+    raise_problems(_list_source_problems(edit, data))
     with ExitStack() as lock_stack:
 
         def acquire_lock() -> bool:
@@ -218,6 +219,32 @@ def edit_run(
             print_line("The run ended in the meantime.")
             _check_no_pending_edits(folder)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=not dry_run)
+
+
+def _list_source_problems(edit: Edit, data: Path | str | Mixture) -> list[str]:
+    """List the sources that an edit names and the data of the run lack."""
+    names = sorted(data.stores) if isinstance(data, Mixture) else [SOURCE]
+    listing = f"unknown source; the sources are {', '.join(names)}"
+    weights = edit.weights if isinstance(data, Mixture) and isinstance(edit.weights, Mapping) else {}
+    problems = [
+        f"weights.{name}: {listing}{suggest(name, names)}; to add a store, {NEW_SOURCE_REMEDY}"
+        for name, weight in weights.items()
+        if name not in names and not isinstance(weight, Mapping)
+    ]
+    for name, numbers in edit.ban.items():
+        shown_numbers = ",".join(map(str, numbers[:MAX_LISTED]))
+        if name in names:
+            continue
+        if names == [SOURCE]:
+            problems.append(f"--ban: a run on one store has no source {name}: give --ban {shown_numbers}")
+        elif name == SOURCE:
+            problems.append(
+                f"--ban: the documents of a mixture are those of its sources ({', '.join(names)}): give --ban "
+                f"{names[0]}:{shown_numbers}"
+            )
+        else:
+            problems.append(f"ban.{name}: {listing}{suggest(name, names)}")
+    return problems
 
 
 def _check_no_pending_edits(folder: RunFolder) -> None:
