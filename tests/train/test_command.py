@@ -85,6 +85,24 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--max-iters", 1], "--max-iters: 1 is too few, because {} has 2 steps done: give at least 2"),
+        (["--stop-at", 1], "--stop-at: 1 is too early, because {} has 2 steps done: give at least 2"),
+    ],
+)
+def test_ending_before_the_steps_done_is_refused(store, config, tmp_path, capsys, args, message):
+    out = tmp_path / "run"
+    assert train("--data", store.path, "--config-file", config, "--out", out, "--max-iters", 2) == 0
+    before = (out / "run.json").read_bytes()
+    assert train("--out", out, "--resume", *args) == 2
+    assert message.format(out) in capsys.readouterr().err
+    assert (out / "run.json").read_bytes() == before
+    assert train("--out", out, "--resume", "--max-iters", 3, "--stop-at", 2) == 0
+    assert "2 of 3 steps are done already; --stop-at sets the last one" in capsys.readouterr().out
+
+
 def test_resuming_with_invalid_settings_is_refused(store, config, tmp_path, capsys):
     out = tmp_path / "run"
     args = ["--data", store.path, "--out", out]
@@ -125,6 +143,11 @@ def test_a_file_is_prepared_into_a_temporary_store(config, tmp_path, capsys):
         ([], 2, "--data: missing"),
         (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes requires --input-file"),
         (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is not a number of steps, from 1"),
+        (
+            ["--data", "s", "--max-iters", "2", "--stop-at", "5"],
+            2,
+            "--stop-at: 5 is after the end of the run, which has 2",
+        ),
         (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
         (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),
         (["--data", "s", "--config-file", "none.json"], 1, "none.json: no such file"),

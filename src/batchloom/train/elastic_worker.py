@@ -19,7 +19,7 @@ from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
 from batchloom.core.synthetic_data import SYNTHETIC, SYNTHETIC_NAMES
 from batchloom.core.wording import format_count
-from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
+from batchloom.train.loop import check_steps, is_due, iter_training, save_run_checkpoint
 from batchloom.train.request import MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
 from batchloom.train.run_data import open_source
@@ -99,6 +99,7 @@ def run_worker(
         if has_run:
             # The settings of a run have its initial step size; changes are edits of its plan.
             size = folder.read_settings().global_batch_size
+            check_steps(folder, config.num_steps, option="--num-steps")
         settings = _make_train_settings(config, size)
         source = open_source(data, folder, ranks, resume=has_run)
         run = set_up_run(source, settings, folder, ranks, log)

@@ -32,7 +32,7 @@ from batchloom.batches import IGNORE_INDEX, Batch, Meter
 from batchloom.batches.loading import require_plan_feed
 from batchloom.core.errors import SettingsError
 from batchloom.core.run_files import read_checkpoint_step
-from batchloom.core.settings import to_plain
+from batchloom.core.settings import raise_problems, to_plain
 from batchloom.core.wording import format_count
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import TrainableModel, make_model_inputs
@@ -88,6 +88,7 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
     if not request.resume:
         # The loop checks this again. Here it fails before an input is prepared for hours.
         folder.check_new()
+    check_steps(folder, settings.steps, request.stop_at)
     model_vocabulary = get_model_vocabulary(settings.model) if request.data.if_missing == "synthetic" else None
     try:
         with join_ranks(request.device) as ranks:
@@ -105,6 +106,29 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
                 return result
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(_describe_interrupted_run(folder)) from error
+
+
+def check_steps(folder: RunFolder, steps: int, stop_at: int | None = None, option: str = "--max-iters") -> None:
+    """Refuse to end a run before the steps that it has done, or stop it past its end.
+
+    Args:
+        folder: folder of the run.
+        steps: number of steps of the complete run, which ``option`` sets.
+        stop_at: step after which to save and stop early.
+        option: option of the command that sets ``steps``.
+
+    Raises:
+        SettingsError: the steps are fewer than those done, or ``stop_at`` is not between the two.
+    """
+    newest = folder.find_newest_checkpoint()
+    done = 0 if newest is None else read_checkpoint_step(newest)
+    remedy = f"{folder.path} has {format_count(done, 'step')} done: give at least {done}"
+    problems = [f"{option}: {steps} is too few, because {remedy}"] if steps < done else []
+    if stop_at is not None and stop_at < done:
+        problems.append(f"--stop-at: {stop_at} is too early, because {remedy}")
+    if stop_at is not None and stop_at > steps:
+        problems.append(f"--stop-at: {stop_at} is after the end of the run, which has {steps} steps ({option})")
+    raise_problems(problems)
 
 
 def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset: DatasetConfig | None) -> TrainSettings:
@@ -190,9 +214,9 @@ def iter_training(
         if is_edited and run.ranks.first and is_last_step(run, start_step, last):
             run.folder.save_edits(run.loader.state_dict())
         if start_step >= last:
+            option = "--max-iters (of a worker --num-steps)" if last == settings.steps else "--stop-at"
             log.print_line(
-                f"{start_step} of {format_count(settings.steps, 'step')} are done already; --max-iters (of a worker "
-                "--num-steps) sets their number."
+                f"{start_step} of {format_count(settings.steps, 'step')} are done already; {option} sets the last one."
             )
         done = start_step
         val_loss = None
