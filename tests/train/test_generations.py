@@ -139,7 +139,11 @@ def test_a_source_is_added_by_the_edit_that_a_refused_resume_names(store, args, 
     assert train("--mixture", f"{store}=0.4,{other}=0.6", *args[2:], "--out", out, "--resume") == 1
     remedy = "to add a store, give edit a --mixture of the weights that the run was started with and the new store"
     error = capsys.readouterr().err
-    assert f"batchloom edit {out} --at-step STEP --weights WEIGHTS; {remedy}" in error
+    assert (
+        f"mixture of s, and the mixture of other, s is given. Sources are added by an edit: batchloom edit {out}"
+        in error
+    )
+    assert f" --at-step STEP --weights WEIGHTS; {remedy}" in error
     assert run_command_line(["edit", str(out), "--at-step", "3", "--weights", "s=0.4,other=0.6"]) == 2
     error = capsys.readouterr().err
     assert f"weights.other: unknown source; the sources are s; {remedy}" in error
@@ -159,6 +163,15 @@ def test_removals_of_a_mixture(store, args, tmp_path, capsys):
     chosen.write_text(f"stores: {{a: {{path: {store}, generation: 2}}, b: {other}}}\nweights: {{a: 1, b: 1}}\n")
     assert train("--mixture", chosen, *command[2:], "--resume") == 1
     assert f"The run was started on generation 1 of {store}, and generation 2 is given" in capsys.readouterr().err
+    later = [*command[2:-1], tmp_path / "later"]
+    assert train("--mixture", chosen, *later, "--stop-at", 3) == 0
+    chosen.write_text(chosen.read_text().replace("generation: 2", "generation: 1"))
+    assert train("--mixture", chosen, *later, "--resume") == 1
+    assert f"The run was started on generation 2 of {store}, and generation 1 is given" in capsys.readouterr().err
+    assert train("--data", other, *later, "--resume") == 1
+    error = capsys.readouterr().err
+    assert f"was started on the mixture of a, b, and {other} is given. Give the data it was started on" in error
+    assert "fingerprint" not in error
     assert train(*command, "--resume") == 0
     assert "50 documents (1,148 tokens)" in capsys.readouterr().err
     stores = {"a": open_store(store, generation=1, removals=2), "b": open_store(other)}

@@ -110,7 +110,7 @@ def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
         assert sentence in str(caught.value)
     assert "packing was 'best_fit' and is 'wrap'; seed was 0 and is 1" in str(caught.value)
     other_store = small_store(tmp_path / "other", longest=30)
-    with pytest.raises(StateError, match="data.fingerprint was"):
+    with pytest.raises(StateError, match=f"was started on {store.path}, and {other_store.path} is given"):
         run_training(other_store, out, resume=True)
     larger_settings = make_settings({**BASE_SETTINGS, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
     with pytest.raises(StateError, match="model.layers was 2 and is 3"):

@@ -289,7 +289,9 @@ def test_a_run_is_resumed_and_another_is_refused(tmp_path, capsys):
     changed_args = [*args, "--num-steps", "4", "--dataset-name=documents=500,vocab=301"]
     del changed_args[3:5]
     assert command(changed_args) == 1
-    assert "data.fingerprint was" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "was started on dummy:documents=" in error
+    assert "documents=500" in error.partition(", and ")[2]
 
 
 def test_conversations_longer_than_a_sequence(tmp_path, capsys):

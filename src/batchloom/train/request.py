@@ -38,10 +38,10 @@ from batchloom.train.train_settings import (
 # Default number of seconds to wait for a running job to answer an edit; it answers between two steps.
 EDIT_TIMEOUT_S = 300.0
 DEFAULT_MODEL = "tiny"
-# Says what adds a source to a run on a mixture, after "to add a store, ".
+# Says how an edit adds a source to a run on a mixture.
 NEW_SOURCE_REMEDY = (
-    "give edit a --mixture of the weights that the run was started with and the new store without one (as in "
-    "--mixture stores/web=0.7,stores/code=0.3,stores/new)"
+    "to add a store, give edit a --mixture of the weights that the run was started with and the new store without one "
+    "(as in --mixture stores/web=0.7,stores/code=0.3,stores/new)"
 )
 _SOURCES = ("data", "mixture", "input_file", "stream", "dataset_config")
 DatasetType = Literal["dummy", "distributed_dummy", "huggingface", "store"]

@@ -365,19 +365,51 @@ def _list_allowed_changes(
     changed_names = [name for name in names if old.get(name) != new.get(name)]
     refused_names = [name for name in changed_names if name.startswith(_FIXED_SETTINGS)]
     if refused_names:
+        if problem := _describe_other_data(previous_description["data"], run_description["data"], run_path):
+            raise StateError(problem)
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused_names)
         remedy = "Give the settings the run was started with, or another --out for a new run."
-        old_path = old.get("data.path")
-        new_path = new.get("data.path")
-        if "data.fingerprint" in refused_names and old_path and new_path and old_path != new_path:
-            remedy += f" It was started with {old_path}, and this is {new_path}."
         if any(name.startswith("data.mixture.weights.") for name in refused_names):
-            remedy += (
-                f" Weights change by an edit: batchloom edit {run_path} --at-step STEP --weights WEIGHTS; to add a "
-                f"store, {NEW_SOURCE_REMEDY}."
-            )
+            remedy += f" Weights change by an edit: {_format_edit_command(run_path)}."
         raise StateError(f"--resume needs the same model, data and order, but {fields}. {remedy}")
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
+
+
+def _describe_other_data(old: dict[str, Any], new: dict[str, Any], run_path: Path) -> str:
+    """Say that a resumed run is given other data; empty if they are its own."""
+    old_stores = _list_fingerprints(old)
+    new_stores = _list_fingerprints(new)
+    if old_stores == new_stores:
+        return ""
+    old_name = _describe_data(old)
+    new_name = _describe_data(new)
+    sentence = f"The run in {run_path} was started on {old_name}, and {new_name} is given."
+    if "mixture" in old and old_stores.items() < new_stores.items():
+        return f"{sentence} Sources are added by an edit: {_format_edit_command(run_path)}; {NEW_SOURCE_REMEDY}."
+    if old_name == new_name:
+        names = sorted(name for name in old_stores if name and old_stores[name] != new_stores[name])
+        sentence = (
+            f"The run in {run_path} was started on other contents of {format_list(names, MAX_LISTED) or old_name}."
+        )
+    hint = " (train --resume alone finds them)" if old.get("path") or old.get("places") else ""
+    return f"{sentence} Give the data it was started on{hint if old_name != new_name else ''}, or another --out."
+
+
+def _format_edit_command(run_path: Path) -> str:
+    return f"batchloom edit {run_path} --at-step STEP --weights WEIGHTS"
+
+
+def _list_fingerprints(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fingerprints of the stores of a run by the names of their sources."""
+    if "mixture" in data:
+        return {name: source["store"] for name, source in data["sources"].items()}
+    return {"": data.get("fingerprint")}
+
+
+def _describe_data(data: dict[str, Any]) -> str:
+    if "mixture" in data:
+        return f"the mixture of {format_list(sorted(data['sources']), MAX_LISTED)}"
+    return str(data.get("path") or data["name"])
 
 
 def _announce_run(run: TrainRun, done: int) -> None:

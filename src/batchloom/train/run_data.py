@@ -310,19 +310,24 @@ def _open_recorded_generation(store: Store, fingerprint: object, number: Any, ne
     current = store.location.generation
     if store.manifest is None or current is None:
         return store
-    fingerprints = {entry.number: entry.fingerprints.get(store.split) for entry in store.manifest.all_history}
+    options = {**store.location.options, "generation": None}
+    # A chosen generation does not know those after it.
+    is_chosen = store.location.is_chosen
+    history: Any = store.location.open(store.location.address, store.split, **options) if is_chosen else store
+    fingerprints = {entry.number: entry.fingerprints.get(store.split) for entry in history.manifest.all_history}
     if fingerprints.get(number) != fingerprint:
         # The run predates generations, or was started on another copy, so search by fingerprint.
-        number = store.contents.find_generation(str(fingerprint))
+        number = history.contents.find_generation(str(fingerprint))
     if number is None or number == current:
         return store
-    if store.location.is_chosen:
+    if is_chosen:
         raise StateError(
             f"The run was started on generation {number} of {store.location.name}, and generation {current} is given: "
             "leave it out to continue, or start another run."
         )
-    options = {**store.location.options, "generation": number, "removals": newest}
-    opened: Store = store.location.open(store.location.address, store.split, **options)
+    opened: Store = store.location.open(
+        store.location.address, store.split, **{**options, "generation": number, "removals": newest}
+    )
     return opened
 
 

@@ -227,7 +227,7 @@ def _list_source_problems(edit: Edit, data: Path | str | Mixture) -> list[str]:
     listing = f"unknown source; the sources are {', '.join(names)}"
     weights = edit.weights if isinstance(data, Mixture) and isinstance(edit.weights, Mapping) else {}
     problems = [
-        f"weights.{name}: {listing}{suggest(name, names)}; to add a store, {NEW_SOURCE_REMEDY}"
+        f"weights.{name}: {listing}{suggest(name, names)}; {NEW_SOURCE_REMEDY}"
         for name, weight in weights.items()
         if name not in names and not isinstance(weight, Mapping)
     ]
