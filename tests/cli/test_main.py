@@ -138,6 +138,9 @@ def test_a_value_that_is_no_choice_is_refused_with_a_suggestion(capsys):
         ("prepare", "--text_column", "Did you mean '--text-field'?"),
         ("train", "--learning-rate", "Did you mean '--lr'?"),
         ("train", "--max-steps", "Did you mean '--max-iters'?"),
+        ("train", "--epochs", "Did you mean '--max-iters'?"),
+        ("train", "--seqlen", "Did you mean '--seq-len'?"),
+        ("prepare", "--seq-len", "No such option '--seq-len'. It is an option of doctor, inspect, view, plan, train,"),
         ("inspect", "--num-proc", "No such option '--num-proc'"),
     ],
 )

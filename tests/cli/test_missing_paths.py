@@ -50,10 +50,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reports_a_missing_path_alike(command, folder, capsys):
     for path, ending in (
-        ("stores/wbe", "; did you mean 'web'?"),
+        ("stores/wbe", "; did you mean 'stores/web'?"),
+        (f"{folder}/store/web", f"; did you mean '{folder}/stores/web'?"),
         ("stores/nothing/below", "."),
         ("nothing", "."),
-        (f"{folder}/stores/wbe", "; did you mean 'web'?"),
+        (f"{folder}/stores/wbe", f"; did you mean '{folder}/stores/web'?"),
     ):
         assert run_command_line([path if argument == "PATH" else argument for argument in COMMANDS[command]]) == 1
         message = " ".join(capsys.readouterr().err.split())
@@ -70,10 +71,10 @@ def test_check_reports_a_missing_path_as_json(capsys):
 
 
 def test_python_reports_a_missing_path_alike():
-    with pytest.raises(StoreMissingError, match="There is no file or folder stores/wbe: .*'web'"):
+    with pytest.raises(StoreMissingError, match="There is no file or folder stores/wbe: .*'stores/web'"):
         batchloom.open_store("stores/wbe")
     settings = {"seq_len": 64, "global_batch_size": 2, "steps": 1}
-    with pytest.raises(InputMissingError, match="There is no file or folder stores/wbe: .*'web'"):
+    with pytest.raises(InputMissingError, match="There is no file or folder stores/wbe: .*'stores/web'"):
         batchloom.stream("stores/wbe", **settings)
 
 

@@ -136,7 +136,10 @@ def test_an_output_the_system_refuses_has_its_remedy(folder, out, remedy):
 def test_a_missing_path_is_reported_with_a_suggestion(folder):
     (folder / "corpus").mkdir()
     (folder / "corpus" / "wiki.jsonl").write_text("{}")
-    for source, suggestion in {"corpus/wikis.jsonl": "wiki.jsonl", "korpus/wiki.jsonl": "corpus"}.items():
+    for source, suggestion in {
+        "corpus/wikis.jsonl": "corpus/wiki.jsonl",
+        "korpus/wiki.jsonl": "corpus/wiki.jsonl",
+    }.items():
         for read in (check, lambda path: prepare_store(path, "out")):
             with pytest.raises(InputError, match=f"; did you mean '{suggestion}'\\?$"):
                 read(source)

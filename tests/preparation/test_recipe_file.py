@@ -449,7 +449,7 @@ def test_paths_that_are_no_recipe(folder):
     with pytest.raises(InputError, match="more than 32 MiB"):
         read_recipe("large.yaml")
     assert time.process_time() - start < 5
-    with pytest.raises(InputMissingError, match=r"did you mean 'pipe.yaml'\?"):
+    with pytest.raises(InputMissingError, match=r"did you mean '.*pipe.yaml'\?"):
         read_recipe("pip.yaml")
     with pytest.raises(InputError, match="must be a local path"):
         read_recipe("s3://bucket/r.yaml")

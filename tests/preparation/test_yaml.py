@@ -101,7 +101,7 @@ def test_nothing_in_it(text):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "data.yaml").write_text("a: 1")
-    with pytest.raises(InputMissingError, match=r"There is no file or folder .*; did you mean 'data.yaml'"):
+    with pytest.raises(InputMissingError, match=r"There is no file or folder .*; did you mean '.*/data.yaml'"):
         read_yaml(tmp_path / "dat.yaml")
     with pytest.raises(InputError, match="it is a folder"):
         read_yaml(tmp_path)

@@ -67,7 +67,7 @@ def test_a_missing_store(tmp_path):
         ("half.bin", "a pair of files, and half.idx is missing"),
         ("s/train", "is a subset of a store; name the store itself: .*/s$"),
         ("mix.yaml", "this is a YAML file.*it is a mixture: --mixture .*mix.yaml$"),
-        ("a.tx", r"--out .*a.tx makes one.*did you mean 'a.txt'\?$"),
+        ("a.tx", r"--out .*a.tx makes one.*did you mean '.*/a.txt'\?$"),
     ],
 )
 def test_paths_that_are_not_stores(tmp_path, name, message):

@@ -99,7 +99,7 @@ def test_invalid_lists_of_bad_words(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(InputError, match="save it as UTF-8"):
         c4.make_c4_step(C4(bad_words=str(tmp_path / "latin.txt")))
-    with pytest.raises(InputMissingError, match=r"bad_words: .*emty.txt does not.* 'empty.txt'\?"):
+    with pytest.raises(InputMissingError, match=r"bad_words: .*emty.txt does not.*/empty.txt'\?"):
         c4.make_c4_step(C4(bad_words=str(tmp_path / "emty.txt")))
     with pytest.raises(InputError, match="bad_words: .* cannot be read: it is a folder"):
         c4.make_c4_step(C4(bad_words=str(tmp_path)))

@@ -17,6 +17,7 @@ from batchloom import __version__
 from batchloom.cli.options import make_parameters
 from batchloom.cli.terminal import redact_urls, show_load
 from batchloom.core.errors import ExitCode, SettingsError
+from batchloom.core.settings import find_nearest
 from batchloom.core.slow_loads import set_load_display
 
 # Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
@@ -177,7 +178,7 @@ _OPTIONS = {
 _OTHER_OPTIONS = {
     **dict.fromkeys(("--num-proc", "--num-workers"), "--workers"),
     **dict.fromkeys(("--text-column", "--json-keys", "--text-key"), "--text-field"),
-    **dict.fromkeys(("--max-steps", "--steps", "--train-iters"), "--max-iters"),
+    **dict.fromkeys(("--max-steps", "--steps", "--train-iters", "--epochs"), "--max-iters"),
     "--learning-rate": "--lr",
     "--output-dir": "--out",
 }
@@ -220,10 +221,9 @@ class SectionedCommand(click.Command):
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except click.NoSuchOption as error:
-            meant = _OTHER_OPTIONS.get(error.option_name)
-            if meant is None or not any(meant in param.opts for param in self.get_params(ctx)):
-                raise
-            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant!r}?", ctx) from error
+            options = [option for param in self.get_params(ctx) for option in param.opts]
+            hint = _describe_other_option(error.option_name, options)
+            raise click.UsageError(f"No such option {error.option_name!r}.{hint}", ctx) from error
         counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
         for param, times in counts.items():
             if times > 1 and not (param.multiple or param.count or param.is_eager):
@@ -240,6 +240,19 @@ class SectionedCommand(click.Command):
             gc.freeze()
             gc.enable()
         return super().invoke(ctx)
+
+
+def _describe_other_option(name: str, options: Sequence[str]) -> str:
+    """Return what to give in place of an option that a command does not have."""
+    meant = _OTHER_OPTIONS.get(name)
+    # Without the dashes, which all options share: with them, --epochs would be like --processor.
+    nearest = find_nearest(name.lstrip("-"), [option.lstrip("-") for option in options])
+    if meant not in options:
+        meant = next((option for option in options if option.lstrip("-") == nearest), None)
+    if meant is not None:
+        return f" Did you mean {meant!r}?"
+    owners = [owner for owner in COMMANDS if any(name in param.opts for param in load_command(owner).params)]
+    return f" It is an option of {', '.join(owners)}." if owners else ""
 
 
 def load_command(name: str) -> click.Command:

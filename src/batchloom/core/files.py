@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from batchloom.core.errors import BatchloomError, InputError, OutputError, StoreConflictError
-from batchloom.core.settings import suggest
+from batchloom.core.settings import find_nearest
 
 # A one-letter scheme is a drive.
 _URL_PATTERN = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
@@ -235,18 +235,25 @@ def describe_missing_path(path: str, remedy: str) -> str:
 
 
 def suggest_path(path: str) -> str:
-    """Return the end of a sentence about a missing path, with a similar name if any."""
+    """Return the end of a sentence about a missing path, with a similar path if any."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string
         return "; it is a broken link."
     parent, name = os.path.split(os.path.normpath(path))
+    rest = ""
     while parent and not os.path.exists(parent):  # noqa: PTH110 - a string stays a string
+        rest = os.path.join(name, rest)  # noqa: PTH118
         parent, name = os.path.split(parent)
     try:
         with os.scandir(parent or ".") as scan:
             siblings = sorted(entry.name for entry in islice(scan, _MAX_SIBLINGS))
     except OSError:
         return "."
-    return suggest(name, siblings) or "."
+    nearest = find_nearest(name, siblings)
+    if nearest is None:
+        return "."
+    similar_path = os.path.join(parent, nearest)  # noqa: PTH118
+    complete_path = os.path.join(similar_path, rest).rstrip("/")  # noqa: PTH118
+    return f"; did you mean {complete_path if os.path.exists(complete_path) else similar_path!r}?"  # noqa: PTH110
 
 
 @contextlib.contextmanager

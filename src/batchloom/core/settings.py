@@ -210,8 +210,13 @@ def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str
 
 def suggest(word: str, candidates: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the nearest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    nearest = find_nearest(word, candidates)
+    return "" if nearest is None else f"; did you mean {nearest!r}?"
+
+
+def find_nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """Return the known word nearest to another one; None without a similar one."""
+    return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)), None)
 
 
 def find_unknown_settings(names: Iterable[object], known_names: Collection[str], prefix: str = "") -> list[str]:
