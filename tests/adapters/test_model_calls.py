@@ -1,4 +1,7 @@
-"""``model(**batch)`` of transformers' models: equal to single documents, or refused."""
+"""``model(**batch)`` of transformers' models: equal to single documents, or refused.
+
+Labels are shifted once, or the call is refused.
+"""
 
 import itertools
 from contextlib import suppress
@@ -10,6 +13,7 @@ import torch
 import batchloom
 from adapters.tiny_models import make_tiny_model
 from batchloom.batches import add_dense_mask
+from batchloom.batches.forms import to_shifted
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from processes import run_python
@@ -224,6 +228,31 @@ def test_an_output_layer_of_zeros_is_tried_again(store):
     model.lm_head.weight.data.copy_(weight)
     with pytest.raises(TrainError, match="see each other"):
         model(**batch)
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+def test_labels_that_the_model_would_shift_again_are_refused_with_the_call_that_works(store, form):
+    model = make_tiny_model("llama").train()
+    shifted = batchloom.Loader(store, **SIZES, form=form, labels="shifted")[0]
+    with pytest.raises(TrainError, match=r"shift them again\. Call model\(\*\*batch, shift_labels=batch\['labels'\]"):
+        model(**shifted, use_cache=False)
+    assert all(module.training for module in model.modules())
+    aligned = batchloom.Loader(store, **SIZES, form=form)[0]
+    loss = model(**aligned, use_cache=False).loss
+    assert torch.equal(model(**shifted, shift_labels=shifted["labels"], use_cache=False).loss, loss)
+
+
+def test_a_converted_batch_is_checked_without_positions_too(store):
+    model, batch = make_tiny_model("gpt2"), to_shifted(batchloom.Loader(store, **SIZES, packing="none")[0])
+    with pytest.raises(TrainError, match="shift them again"):
+        model(input_ids=batch["input_ids"], labels=batch["labels"])
+
+
+def test_a_model_that_does_not_shift_takes_shifted_labels(store):
+    batch = batchloom.Loader(store, **SIZES, packing="none", labels="shifted")[0]
+    model = make_tiny_model("bart")
+    inputs = {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+    assert model(**inputs).loss.isfinite()
 
 
 def judge_call(model, batch, arguments):

@@ -51,6 +51,12 @@ def make_loader(store, **settings):
     return batchloom.Loader(store, **{**SIZES, "steps": STEPS, **settings}, rank=0, world_size=1)
 
 
+def test_a_loss_does_not_shift_labels_twice(store):
+    batch = make_loader(store, labels="shifted")[0]
+    with pytest.raises(InputError, match=r"shift them again\. Give Loader\(labels='aligned'\)"):
+        compute_loss(None, batch, 1)
+
+
 def compute_reference_loss(model, batch):
     """Return the weighted sum of the losses of single tokens, divided by their number."""
     logits = model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits.float()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches import IGNORE_INDEX
+from batchloom.batches import IGNORE_INDEX, are_next_tokens
 from batchloom.core.errors import InputError
 
 
@@ -64,7 +64,15 @@ def compute_loss(model: Any, batch: Mapping[str, Any], trained_tokens: int) -> T
         model: the model; called without a cache, so that packed documents do not see each other.
         batch: a batch with aligned labels on the model's device, or a part of one.
         trained_tokens: those of the step over all ranks: ``loader.trained_tokens(batch.step)``.
+
+    Raises:
+        InputError: the labels are shifted already.
     """
+    if are_next_tokens(batch["input_ids"], batch["labels"]):
+        raise InputError(
+            "The labels of this batch are next tokens already (labels='shifted'), and compute_loss would shift them "
+            "again. Give Loader(labels='aligned')."
+        )
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "loss_weights")}
     logits = model(**inputs, use_cache=False).logits
     return sum_next_token_losses(logits, batch["labels"], batch.get("loss_weights")) / max(1, trained_tokens)

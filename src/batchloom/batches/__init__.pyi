@@ -44,3 +44,4 @@ from .mixture_file import (
 )
 from .model_calls import allow_model_calls as allow_model_calls
 from .probe_documents import select_probe_documents as select_probe_documents
+from .shifted_labels import are_next_tokens as are_next_tokens

@@ -15,6 +15,7 @@ from batchloom.batches.assembly.array_filling import IGNORE_INDEX
 from batchloom.batches.assembly.batch_assembly import TOKEN_AXES, Batch, BatchLayout
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.masks import compute_visibility, make_missing_layout_error, make_whole_rows_error
+from batchloom.batches.shifted_labels import note_shifted_labels
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.packing import align_lengths
@@ -84,6 +85,7 @@ def to_shifted(batch: Batch) -> Batch:
         PlanError: a batch that was rebuilt.
     """
     layout = _require_layout(batch, "to_shifted")
+    note_shifted_labels()
     return _derive_batch(batch, {**batch, **_make_next_token_arrays(batch, layout)}, replace(layout, labels="shifted"))
 
 

@@ -1,8 +1,9 @@
-"""Check that packed documents do not see each other in ``model(**batch)``.
+"""Check that calls of models keep packed documents apart, and shift labels once.
 
 In a model of transformers nothing fails if they do: with a cache, with a mask of ones, or if its mask does not depend
 on ``position_ids``. Therefore each form of a call is tried before its first use, with a row of two short documents: the
-outputs of the second one must not depend on the tokens of the first.
+outputs of the second one must not depend on the tokens of the first. Labels of next tokens are refused by models that
+shift labels: those whose loss does not depend on the first label of a row.
 """
 
 import inspect
@@ -24,6 +25,7 @@ from batchloom.batches.assembly.batch_assembly import TOKEN_AXES
 from batchloom.batches.forms import to_varlen
 from batchloom.batches.isolation import make_probe_batch
 from batchloom.batches.masks import add_dense_mask
+from batchloom.batches.shifted_labels import are_next_tokens
 from batchloom.core.errors import TrainError
 
 _LOG = logging.getLogger("batchloom")
@@ -61,8 +63,8 @@ _CALLS = threading.local()
 def check_model_calls() -> None:
     """Check all later calls of models of transformers, if it is imported.
 
-    Such a call with the ``position_ids`` of packed documents raises a :class:`TrainError` if they see each other; it
-    names the call that works.
+    Such a call with the ``position_ids`` of packed documents raises a :class:`TrainError` if they see each other, and
+    one with labels of next tokens if the model shifts them again; it names the call that works.
     """
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if base is None:
@@ -86,7 +88,10 @@ def _check_calls_of(base: type, get_model: Callable[[Any], Any]) -> None:
             return call(module, *args, **inputs)
         model = get_model(module)
         names = _name_inputs(model, args, inputs) if args and model is not None else inputs
-        if model is None or names.get("position_ids") is None:
+        if model is None:
+            return call(module, *args, **inputs)
+        _check_labels(model, names)
+        if names.get("position_ids") is None:
             return call(module, *args, **inputs)
         with allow_model_calls():
             _check_call(model, names)
@@ -113,6 +118,42 @@ def allow_model_calls() -> Iterator[None]:
         yield
     finally:
         _CALLS.running = was_running
+
+
+def _check_labels(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise if a model shifts labels that are those of next tokens already."""
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if not (isinstance(ids, Tensor) and isinstance(labels, Tensor)) or inputs.get("shift_labels") is not None:
+        return
+    if ids.ndim != TOKEN_AXES or labels.shape != ids.shape or not are_next_tokens(ids, labels):
+        return
+    unlabelled = torch.full_like(labels, IGNORE_INDEX)
+    first = unlabelled.clone()
+    first[:, 0] = ids[:, 0]
+    with allow_model_calls(), _evaluation(model), _without_modes():
+        expected = _compute_model_loss(model, inputs, labels=unlabelled)
+        if not _are_equal_losses(_compute_model_loss(model, inputs, labels=first), expected):
+            return
+        takes_shifted = _are_equal_losses(_compute_model_loss(model, inputs, shift_labels=unlabelled), expected)
+    argument = "model(**batch, shift_labels=batch['labels'], use_cache=False), or give "
+    raise TrainError(
+        f"The labels of this call are next tokens already (labels='shifted'), and {type(model).__name__} would shift "
+        f"them again. {'Call ' + argument if takes_shifted else 'Give '}Loader(labels='aligned')."
+    )
+
+
+def _compute_model_loss(model: Any, inputs: Mapping[str, Any], **labels: Tensor) -> Any:
+    """Return the loss of a call with other labels; None if the model takes none."""
+    try:
+        return nn.Module._call_impl(model, **{**inputs, **labels})[0]  # type: ignore[no-untyped-call] # noqa: SLF001
+    except TypeError:
+        return None
+
+
+def _are_equal_losses(loss: Any, expected: Any) -> bool:
+    """Return whether both are losses and equal; that of no labels is often NaN."""
+    are_losses = all(isinstance(value, Tensor) and value.ndim == 0 for value in (loss, expected))
+    return are_losses and torch.allclose(loss, expected, equal_nan=True)
 
 
 def _check_call(model: Any, inputs: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from batchloom.batches.loading.second_share import refuse_data_loader
 from batchloom.batches.loading.stream_feed import StreamFeed
 from batchloom.batches.loading.stream_steps import RawStream, make_random_access_error
 from batchloom.batches.model_import import check_later_model_calls
+from batchloom.batches.shifted_labels import note_shifted_labels
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import Edit, Plan, PlanSpec
@@ -91,6 +92,8 @@ class Loader:
         check_later_model_calls()
         self.feed: Feed = data if isinstance(data, PlanFeed) else _make_feed(data, plan, batch, augment, settings)
         self.spec = self.feed.spec
+        if self.spec.labels == "shifted":
+            note_shifted_labels()
         self.origin = self.feed.origin
         self.streamed = not isinstance(self.feed, PlanFeed)
         self.holds_media = self.feed.media is not None
