@@ -446,11 +446,12 @@ def test_torch_missing_is_one_sentence(store):
 
 def test_a_step_that_is_none(store):
     loader = make_loader(store)
-    with pytest.raises(
-        IndexError,
-        match=f"There is no step {len(loader)}: .*, numbered from 0 to {len(loader) - 1}",
-    ):
-        loader[len(loader)]
+    methods = (loader.trained_tokens, loader.tokens, loader.imbalance, loader.show)
+    for read_step in (loader.__getitem__, *methods):
+        match = f"There is no step {len(loader)}: .*, numbered from 0 to {len(loader) - 1}"
+        with pytest.raises(IndexError, match=match):
+            read_step(len(loader))
+    assert loader.batch(len(loader)).step == len(loader)
     with pytest.raises(TypeError, match="must be a whole number, not 2.5"):
         loader[2.5]
 

@@ -1,4 +1,4 @@
-"""Recognition of labels of next tokens, which a model that shifts by itself would shift again."""
+"""Recognition of next-token labels, which a model may not shift again."""
 
 import threading
 from typing import Any

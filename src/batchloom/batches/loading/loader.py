@@ -152,19 +152,24 @@ class Loader:
             rows: largest number of printed rows.
 
         Raises:
+            IndexError: the run has no such step.
             SettingsError: an invalid step number.
         """
         # The terminal's library is needed for this alone.
         from batchloom.batches.loading.terminal_rows import print_rows  # noqa: PLC0415
 
         feed = require_plan_feed(self.feed, step)
-        print_rows(feed.plan, step, feed.select_rows(step)[0], rows)
+        print_rows(feed.plan, step, feed.select_rows(feed.check_step(step))[0], rows)
 
     def trained_tokens(self, step: int) -> int:
         """Return the tokens with a loss in a step over all ranks.
 
         Divide the summed loss by it, at least by 1. Every rank computes the number from the plan and the masks.
         A stream does not know the other ranks' rows and raises.
+
+        Raises:
+            IndexError: the run has no such step.
+            SettingsError: an invalid step number.
         """
         return require_plan_feed(self.feed, step).trained_tokens(step)
 
@@ -175,7 +180,9 @@ class Loader:
     def imbalance(self, step: int) -> Imbalance:
         """Return the imbalance of a step's costs over ranks, in order and as distributed."""
         feed = require_plan_feed(self.feed, step)
-        return measure_imbalance(feed.plan, step, feed.share_at(step), feed.costs, balance=feed.spec.balance)
+        return measure_imbalance(
+            feed.plan, feed.check_step(step), feed.share_at(step), feed.costs, balance=feed.spec.balance
+        )
 
     @property
     def first_editable_step(self) -> int:

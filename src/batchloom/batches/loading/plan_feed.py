@@ -197,14 +197,24 @@ class PlanFeed:
             wait_for_tables(self.plan)
         return step
 
+    def check_step(self, step: object) -> int:
+        """Return the number of a step that the run has; counts no pools far ahead.
+
+        Raises:
+            IndexError: the run has no such step.
+            SettingsError: an invalid step number.
+        """
+        number = as_step(step)
+        return number if self.plan.has_step(number) else self.find_step(number)
+
     def tokens(self, step: int) -> int:
-        return int(self.select_rows(step)[0].lengths.sum())
+        return int(self.select_rows(self.check_step(step))[0].lengths.sum())
 
     def trained_tokens(self, step: int) -> int:
         """Return the tokens with a loss in a step over all ranks; see ``Loader``."""
-        step = as_step(step)
         # An edit in between would pass rows of one plan to the store of another.
         with self._turn:
+            step = self.check_step(step)
             if is_replicated(self.store):
                 rows, _ = self.select_rows(step)
                 own = count_trained_tokens(get_token_reader(self.store), number_documents(self.store, rows))
