@@ -13,6 +13,7 @@ from adapters.small_stores import start_fork_server
 from batchloom import StateError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Augment
+from batchloom.core.errors import TrainError
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 
@@ -58,6 +59,20 @@ def test_workers_augment_as_their_loader_does(store, expected, dataset_class, wo
     actual = [b["input_ids"] for b in DataLoader(dataset_class(noisy), batch_size=None, num_workers=workers)]
     assert all(torch.equal(a, b) for a, b in zip(noisy_batches, actual, strict=True))
     assert not torch.equal(noisy_batches[0], expected[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 8}, {"num_workers": 2}])
+@pytest.mark.parametrize("dataset_class", [LoaderIterable, LoaderDataset])
+def test_a_dataloader_that_would_stack_steps_is_refused_with_the_call_that_works(store, dataset_class, options):
+    batches = iter(DataLoader(dataset_class(build_loader(store)), **options))
+    call = rf"DataLoader\({dataset_class.__name__}\(loader\), batch_size=None\) gives them"
+    with pytest.raises(TrainError, match=call):
+        next(batches)
+
+
+def test_a_dataloader_may_unwrap_single_steps(store, expected):
+    batches = DataLoader(LoaderIterable(build_loader(store)), collate_fn=lambda items: items[0])
+    assert torch.equal(next(iter(batches))["input_ids"], expected[0])
 
 
 def test_a_workers_state_of_other_augmentation_is_refused(store):

@@ -14,6 +14,7 @@ from batchloom.adapters.requirements import TORCH, require_installed
 require_installed(TORCH)
 
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ from itertools import count
 from typing import Any, final
 from weakref import WeakValueDictionary
 
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from batchloom.adapters.worker_memory import SharedDict
 from batchloom.batches import Batch, Loader, add_augment_state
@@ -34,7 +35,7 @@ from batchloom.batches.loading import (
     reopen_loader,
     require_plan_feed,
 )
-from batchloom.core.errors import InputError, StateError
+from batchloom.core.errors import InputError, StateError, TrainError
 
 # Loaders of this process whose batches are made by workers, by the token in those batches.
 _LIVE_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
@@ -136,6 +137,7 @@ class LoaderDataset(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < self._length:
             raise IndexError(f"step {step} of a run of {self._length} steps")
+        _refuse_stacking(self)
         if self._source.original is not None:
             self._source.original.feed.iterations.untracked = True
         return self._source.batch(step)
@@ -165,6 +167,7 @@ class LoaderIterable(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         refuse_second_share()
+        _refuse_stacking(self)
         number, workers = _get_worker_info()
         first = self._source.first + number if self._loaded is None else self._loaded
         self._loaded = None
@@ -226,6 +229,21 @@ _PREFETCHING_MODULES = {
 def _is_fetched_ahead() -> bool:
     """Return whether the caller, by the call stack, is a loop that prefetches."""
     return any(frame.f_globals.get("__name__") in _PREFETCHING_MODULES for frame, _ in traceback.walk_stack(None))
+
+
+def _refuse_stacking(dataset: LoaderDataset | LoaderIterable) -> None:
+    """Raise if a ``DataLoader`` that reads from a data set stacks its items."""
+    for frame, _ in traceback.walk_stack(sys._getframe()):  # noqa: SLF001 - without it, walk_stack skips frames
+        fetcher: Any = frame.f_locals.get("self")
+        if getattr(fetcher, "dataset", None) is not dataset or not hasattr(fetcher, "auto_collation"):
+            continue
+        if fetcher.auto_collation and fetcher.collate_fn is default_collate:
+            name = type(dataset).__name__
+            raise TrainError(
+                f"An item of a {name} is the batch of a step, and this DataLoader would stack batches. Instead, "
+                f"DataLoader({name}(loader), batch_size=None) gives them; their size is that of the Loader."
+            )
+        return
 
 
 def _get_worker_info() -> tuple[int, int]:
