@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from batchloom.core.errors import RecordError, make_record_error
+from batchloom.core.errors import RecordError, SettingsError, make_record_error
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_a_record_error_names_its_location(error, sentence):
     assert isinstance(error, RecordError)
     assert isinstance(error, json.JSONDecodeError) == ("JSON" in sentence)
     assert isinstance(error, ValueError)
+
+
+def test_the_message_of_many_problems_is_bounded():
+    error = SettingsError([f"items[{number}]: wrong" for number in range(20_000)])
+    assert len(error.problems) == 20_000
+    assert str(error).endswith("; items[19]: wrong; and 19,980 more")
+    assert str(SettingsError(["a: wrong", "b: wrong"])) == "a: wrong; b: wrong"

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 import batchloom
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.preparation import convert, prepare_mixture
 from batchloom.tokens import resolve_tokenizer
 
 ROWS = [{"text": f"row {number}"} for number in range(50)]
@@ -22,6 +23,7 @@ DATA = {
     "generator of rows": lambda: iter(ROWS),
     "generator of texts": lambda: iter(TEXTS),
     "pandas": lambda: pd.DataFrame(ROWS),
+    "a column": lambda: pd.DataFrame(ROWS)["text"],
     "arrow": lambda: pa.table({"text": TEXTS}),
     "record batches": lambda: pa.table({"text": TEXTS}).to_reader(max_chunksize=7),
     "categories": lambda: pd.DataFrame(ROWS, dtype="category"),
@@ -101,7 +103,7 @@ def test_a_tokenizer_object_is_its_files(tmp_path):
         ([{"a": b"x"}], InputError, "row 0 cannot be written as JSON: Type is not JSON serializable: bytes"),
         ([{"text": "a"}, 5], InputError, "row 1 is of type int, neither a mapping nor a text"),
         ({"train": ROWS, "test": ROWS}, SettingsError, "a mapping of 'train', 'test'; give one data set"),
-        (pd.Series(TEXTS), InputError, "Series cannot be read as a table, which has named columns"),
+        (pa.chunked_array([TEXTS]), InputError, "ChunkedArray cannot be read as a table, which has named columns"),
         (5, SettingsError, "an object of type int is neither path nor rows nor an Arrow table"),
         (iter([]), SettingsError, "there are none"),
         (iter([None, {"text": "a"}]), InputError, "row 0 is of type NoneType"),
@@ -120,6 +122,28 @@ def test_other_data_are_refused_in_one_sentence(tmp_path, data, error, message):
         prepare(data, tmp_path / "s")
     assert len(str(raised.value)) < 300
     assert [*tmp_path.iterdir()] == []
+
+
+STREAM_SIZES = {"seq_len": 64, "global_batch_size": 2, "steps": 2}
+
+
+@pytest.mark.parametrize("data", [ROWS, pd.DataFrame(ROWS), {"text": TEXTS}], ids=["rows", "table", "mapping"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        batchloom.doctor,
+        lambda data: batchloom.stream(data, **STREAM_SIZES),
+        lambda data: convert(data, out="out.jsonl"),
+        lambda data: prepare_mixture(data, out="out"),
+    ],
+    ids=["doctor", "stream", "convert", "prepare_mixture"],
+)
+def test_functions_that_read_files_name_what_takes_data(tmp_path, monkeypatch, read, data):
+    monkeypatch.chdir(tmp_path)
+    kind = type(data).__name__
+    with pytest.raises(SettingsError) as raised:
+        read(data)
+    assert str(raised.value) == f"inputs: a {kind} of rows is no path; give it to prepare, or write it to a file"
 
 
 def test_a_class_is_no_tokenizer(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 # Prefix of the reason if a record is not JSON.
 INVALID_JSON_PREFIX = "not valid JSON: "
+_MAX_SHOWN_PROBLEMS = 20
 
 
 class ExitCode(IntEnum):
@@ -171,14 +172,17 @@ class TooManyBadRecordsError(InputError):
 
 
 class SettingsError(BatchloomError, ValueError):
-    """Settings that are unknown or contradict each other; all problems at once.
+    """Settings that are unknown or contradict each other; the first problems at once.
 
     Attributes:
-        problems: one sentence per problem, starting with the path of the setting.
+        problems: one sentence per problem, starting with the path of the setting; the message has the first 20.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
+        # One for each item of a list would fill the terminal.
+        rest = len(problems) - _MAX_SHOWN_PROBLEMS
+        shown = [*problems[:_MAX_SHOWN_PROBLEMS], *([f"and {rest:,} more"] if rest > 0 else [])]
+        super().__init__("; ".join(shown))
         self.problems = tuple(problems)
 
     def __reduce__(self) -> tuple[Any, ...]:

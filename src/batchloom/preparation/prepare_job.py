@@ -37,8 +37,8 @@ def prepare(
     Args:
         inputs: files, folders, globs, archives and URLs, also compressed (``.gz``, ``.zst`` ...), data sets
             of the Hub, ``-`` for standard input; YAML manifests and :class:`DatasetConfig`; or one
-            name of synthetic data. Or data of Python: rows (dicts), an iterator of texts, a ``datasets.Dataset``, a
-            table of pandas, polars or Arrow. They replace the recipe's inputs; None uses those.
+            name of synthetic data. Or data of Python: rows (dicts), an iterator or Series of texts, a
+            ``datasets.Dataset``, a table of pandas, polars or Arrow. They replace the recipe's inputs; None uses those.
         out: folder of the store, or a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, a recipe file, or a store to make again. The other arguments
             override it.

@@ -48,8 +48,8 @@ def write_python_data(inputs: object, tokenizer: object, folder: Path | None) ->
     """Yield inputs and tokenizer with the objects replaced by files.
 
     Args:
-        inputs: paths, or rows (mappings), texts (an iterator of strings), or a table: ``datasets.Dataset``, pandas,
-            polars, Arrow and whatever else exports an Arrow stream.
+        inputs: paths, or rows (mappings), texts (an iterator of strings, or a Series), or a table:
+            ``datasets.Dataset``, pandas, polars, Arrow and whatever else exports an Arrow stream.
         tokenizer: name or path, or a tokenizer of transformers or tokenizers.
         folder: existing folder in which the files are made, None for that of the system; they are deleted at the end.
 
@@ -76,6 +76,8 @@ def write_python_data(inputs: object, tokenizer: object, folder: Path | None) ->
 
 def _peek(inputs: Any) -> Any:
     """Return the inputs; those of an iterable that names files as a list."""
+    if _is_column(inputs):
+        inputs = iter(inputs)
     if isinstance(inputs, (*_SINGLE_TYPES, Sequence, Mapping)) or _is_hf_dataset(inputs) or _is_arrow_stream(inputs):
         return inputs
     if not isinstance(inputs, Iterable) or hasattr(inputs, "columns"):
@@ -101,6 +103,11 @@ def _is_name(item: object) -> bool:
 
 def _is_hf_dataset(inputs: Any) -> bool:
     return hasattr(inputs, "with_format") and hasattr(inputs, "num_rows")
+
+
+def _is_column(inputs: Any) -> bool:
+    """Return whether inputs are one column of a table: a Series of pandas or polars."""
+    return _is_arrow_stream(inputs) and len(getattr(inputs, "shape", ())) == 1
 
 
 def _is_arrow_stream(inputs: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain, islice
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 from batchloom.chat import NO_TEMPLATE
@@ -517,11 +518,22 @@ class Recipe:
 
 
 def as_recipe_inputs(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return one path or several as a tuple of strings."""
+    """Return one path or several as a tuple of strings.
+
+    Raises:
+        SettingsError: rows, or a table.
+    """
     # Invalid paths are passed on: the recipe reports them with its other problems.
     if isinstance(inputs, (str, bytes, os.PathLike)) or not isinstance(inputs, Iterable):
         inputs = [inputs]
-    return tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in inputs)
+    # Iterating a table or a mapping gives the names of its columns.
+    has_columns = isinstance(inputs, Mapping) or hasattr(inputs, "__arrow_c_stream__")
+    items = iter(inputs)
+    first = [*islice(items, 1)]
+    if has_columns or (first and isinstance(first[0], Mapping)):
+        kind = type(inputs).__name__
+        raise SettingsError([f"inputs: a {kind} of rows is no path; give it to prepare, or write it to a file"])
+    return tuple(os.fspath(path) if isinstance(path, os.PathLike) else path for path in chain(first, items))
 
 
 def is_valid_path(value: object) -> bool:
