@@ -549,6 +549,8 @@ def test_arrays_as_attributes_and_a_state_of_none(tmp_path):
         ("drop_last", "give last='drop'"),
         ("workers", r"give media=MediaOptions\(workers=\.\.\.\)"),
         ("epoch", "did you mean 'epochs'"),
+        ("split", r"give it open_store\(path, split\)"),
+        ("tokenizer", "leave it out: the store has it"),
         ("colour", r"$"),
     ],
 )

@@ -373,6 +373,8 @@ def test_an_edit_past_the_end_would_let_none_come_before_it(tmp_path):
     with pytest.raises(PlanError, match="The run has 10 steps, and after an edit at step 11"):
         loader.edit(Edit(step=11, skip=1))
     loader.edit(Edit(step=10, skip=1))
+    with pytest.raises(SettingsError, match=r"edit: {'skip': 1} is not an Edit; give Edit\(step="):
+        loader.edit({"skip": 1})
 
 
 def test_a_state_is_of_a_whole_number_of_any_kind(tmp_path):

@@ -19,7 +19,7 @@ def test_prepare_takes_every_setting_of_a_recipe_and_of_a_run():
 def test_unknown_keywords_name_the_nearest(tmp_path):
     with pytest.raises(TypeError, match=r"prepare\(\) has no argument 'tokeniser'; did you mean 'tokenizer'\?"):
         batchloom.prepare("x.txt", out=tmp_path, tokeniser="bytes")
-    for name, meant in (("num_proc", "workers"), ("text_column", "text_field")):
+    for name, meant in (("num_proc", "workers"), ("text_column", "text_field"), ("seq_len", "it to the Loader")):
         with pytest.raises(TypeError, match=rf"prepare\(\) has no argument '{name}'; give {meant}"):
             batchloom.prepare("x.txt", out=tmp_path, **{name: "x"})
     with pytest.raises(TypeError, match=r"stream\(\) has no argument 'dedup'"):

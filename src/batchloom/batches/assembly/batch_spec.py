@@ -144,7 +144,15 @@ _OTHER_NAMES = {
     "num_epochs": "epochs",
     "max_steps": "steps",
     "pin_memory": "device='cuda'",
+    "split": "it open_store(path, split)",
+    "generation": "it open_store(path, generation=...)",
     **{field.name: f"media=MediaOptions({field.name}=...)" for field in fields(MediaOptions)},
+}
+# Arguments of other loaders for what this one has from elsewhere.
+_NEEDLESS_NAMES = {
+    "tokenizer": "the store has it",
+    "collate_fn": "batches are complete",
+    "sampler": "the order is that of shuffle and seed",
 }
 
 
@@ -155,4 +163,7 @@ def refuse_other_names(names: Iterable[str], known: Iterable[str]) -> None:
     """
     for name in names:
         meant = _OTHER_NAMES.get(name)
-        raise TypeError(f"Loader() has no argument {name!r}{f'; give {meant}' if meant else suggest(name, known)}")
+        hint = f"; give {meant}" if meant else suggest(name, known)
+        if name in _NEEDLESS_NAMES:
+            hint = f"; leave it out: {_NEEDLESS_NAMES[name]}"
+        raise TypeError(f"Loader() has no argument {name!r}{hint}")

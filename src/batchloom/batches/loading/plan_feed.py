@@ -50,7 +50,8 @@ from batchloom.batches.loading.rank_share import (
 from batchloom.batches.loading.remote_fetch import FetchedSteps, StepRows, fetch_rows, get_block_sizes
 from batchloom.batches.media.media_stores import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
-from batchloom.core.errors import PlanError, StateError
+from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.core.settings import quote_value
 from batchloom.plan import Edit, Plan, PlanSpec
 from batchloom.plan.order import DATA_PARALLEL, refuse_past_end
 from batchloom.store import Store
@@ -244,6 +245,8 @@ class PlanFeed:
 
     def edited(self, edit: Edit) -> Plan:
         """Return the plan that :meth:`edit` would use, unchanged; raises as it does."""
+        if not isinstance(edit, Edit):
+            raise SettingsError([f"edit: {quote_value(edit)} is not an Edit; give Edit(step=..., ban=...)"])
         with self._turn:
             if edit.step < self.first_editable_step:
                 raise PlanError(

@@ -46,7 +46,8 @@ class Edit:
         if self.note and not is_text(self.note):
             problems.append(f"note: {quote_value(self.note)} is not text")
         object.__setattr__(self, "ban", _parse_bans(self.ban, problems))
-        if not any(getattr(self, name) for name in _CHANGE_FIELDS) and self.weights is None:
+        # A field that is invalid changes something, too.
+        if not problems and not any(getattr(self, name) for name in _CHANGE_FIELDS) and self.weights is None:
             problems.append(f"step: the edit changes nothing; give one of {', '.join(_CHANGE_FIELDS)}")
         raise_problems(problems)
 
@@ -54,7 +55,8 @@ class Edit:
 def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
     bans: dict[str, tuple[int, ...]] = {}
     if not isinstance(ban, Mapping):
-        problems.append(f"ban: {quote_value(ban)} is not a mapping of sources to document numbers")
+        shape = "a mapping of sources to document numbers; for a single store give {'data': [...]}"
+        problems.append(f"ban: {quote_value(ban)} is not {shape}")
         return bans
     for name, numbers in ban.items():
         single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
@@ -83,7 +85,7 @@ def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec,
         problems += list_weight_problems(edit.weights, stores, "weights")
     for name, numbers in edit.ban.items():
         if name not in stores:
-            problems.append(f"ban.{name}: unknown source{suggest(name, stores)}")
+            problems.append(f"ban.{name}: unknown source; the sources are {', '.join(stores)}{suggest(name, stores)}")
         elif numbers and numbers[-1] >= sizes[name]:
             problems.append(f"ban.{name}: document {numbers[-1]} does not exist; the source has {sizes[name]}")
     if edit.global_batch_size and edit.global_batch_size % spec.lanes:

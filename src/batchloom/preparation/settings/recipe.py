@@ -35,6 +35,7 @@ from batchloom.core.settings import (
     suggest,
     to_plain,
 )
+from batchloom.plan import PlanSpec
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.dedup.near_duplicates import MINHASH_VERSION, choose_banding
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
@@ -617,6 +618,10 @@ _OTHER_NAMES = {
 }
 
 
+# Settings of the order and of batches, which a store does not decide.
+_LOADER_NAMES = {field.name for field in fields(PlanSpec)} | {"batch_size"}
+
+
 def check_option_names(function: str, options: Mapping[str, object], declared: type) -> None:
     """Raise ``TypeError`` for an undeclared keyword argument; name what is meant.
 
@@ -630,4 +635,6 @@ def check_option_names(function: str, options: Mapping[str, object], declared: t
         if name not in names:
             other = _OTHER_NAMES.get(name, "")
             meant = f"; give {other}" if other in names else suggest(name, names)
+            if not meant and name in _LOADER_NAMES:
+                meant = "; give it to the Loader"
             raise TypeError(f"{function}() has no argument {name!r}{meant}")
