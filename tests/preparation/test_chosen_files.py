@@ -1,4 +1,4 @@
-"""--include and --exclude choose the files of folders and archives."""
+"""--include and --exclude choose the files of inputs."""
 
 import gzip
 import hashlib
@@ -35,7 +35,7 @@ CHOICES = [
     ({"exclude": "logs"}, {"a.txt", "b.log", "logs.txt"}),
     ({"exclude": "./logs/"}, {"a.txt", "b.log", "logs.txt"}),
     ({"include": "logs/deep"}, {"logs/deep/d.txt"}),
-    ({"exclude": "tree*,lo?s/deep"}, {"a.txt", "b.log", "logs/c.txt", "logs.txt"}),
+    ({"exclude": "tree,lo?s/deep"}, {"a.txt", "b.log", "logs/c.txt", "logs.txt"}),
     ({"exclude": "[ab]*"}, {"logs/c.txt", "logs/deep/d.txt", "logs.txt"}),
     ({"exclude": "tree*/logs/c.txt"}, {"a.txt", "b.log", "logs/deep/d.txt", "logs.txt"}),
     ({"include": "/*.txt", "exclude": "/c.txt,/logs/*"}, {"a.txt", "logs.txt"}),
@@ -137,20 +137,48 @@ def test_a_stream_reads_the_chosen_files(tree):
 
 
 def test_nothing_chosen_and_bad_globs_are_errors(tree, tmp_path, capsys):
-    with pytest.raises(InputError, match="only 5 by --include or --exclude"):
+    problem = rf"--include '\*\.md' leaves no file of .*{tree.name} to read, although {tree.name}/a\.txt is there\.$"
+    with pytest.raises(InputError, match=problem):
         batchloom.prepare(tree, out=tmp_path / "s", include="*.md")
+    with pytest.raises(InputError, match=r"a\.md.* is there\. Quote patterns"):
+        batchloom.prepare(tree, out=tmp_path / "s", include="a.md")
     with pytest.raises(SettingsError, match="include: "):
         batchloom.prepare(tree, out=tmp_path / "s", include=[1])
     assert run_command_line(["doctor", str(tree), "--include", "a.*", "--tokenizer", "bytes"]) == 0
     assert "1 document" in capsys.readouterr().out
 
 
-def test_a_named_file_is_always_read(tree, tmp_path):
-    if tree.is_dir():
-        batchloom.prepare(
-            tree / "b.log", out=tmp_path / "s", tokenizer="bytes", include="*.txt", val_fraction=0, workers=1
+def test_patterns_choose_among_named_files(tree, tmp_path):
+    paths = [tree / "a.txt", tree / "b.log", tree / "logs.txt"] if tree.is_dir() else [tree]
+    for number, (options, names, count) in enumerate(
+        [({"exclude": "b.log,z"}, {"a.txt", "logs.txt"}, 1), ({"include": "*.log,z"}, {"b.log"}, 2)]
+        if tree.is_dir()
+        else [
+            ({"exclude": f"{tree.name},z"}, {"new.txt"}, 1),
+            ({"include": "b.log,new.txt,z"}, {"b.log", "new.txt"}, 0),
+        ]
+    ):
+        (tmp_path / "new.txt").write_text("new")
+        inputs = paths if tree.is_dir() else [*paths, tmp_path / "new.txt"]
+        result = batchloom.prepare(
+            inputs, out=tmp_path / str(number), tokenizer="bytes", val_fraction=0, workers=1, **options
         )
-        assert list_texts(tmp_path / "s") == {"second"}
+        assert list_texts(tmp_path / str(number)) == {{**FILES, "new.txt": "new"}[name] for name in names}
+        assert any(f"Left out: {count} named file" in note for note in result.notes) == bool(count)
+        assert any("'z' matches no file." in note for note in result.notes)
+    with pytest.raises(InputError, match="--exclude '.*' leaves no file of the inputs to read"):
+        batchloom.prepare(tree / "a.txt" if tree.is_dir() else tree, out=tmp_path / "s", exclude=[tree.name, "a.txt"])
+
+
+def test_an_append_names_the_patterns_of_the_store(tmp_path):
+    for name in ("a.txt", "b.md"):
+        (tmp_path / name[0]).mkdir()
+        (tmp_path / name[0] / name).write_text(name)
+    batchloom.prepare(tmp_path / "a", out=tmp_path / "s", tokenizer="bytes", include="*.txt", workers=1)
+    with pytest.raises(InputError, match=r"b/b\.md is there\. --include '\*\.txt' is a setting of .*s; give another"):
+        batchloom.prepare(tmp_path / "b", out=tmp_path / "s", append=True)
+    with pytest.raises(InputError, match=r"b/b\.md is there\.$"):
+        batchloom.prepare(tmp_path / "b", out=tmp_path / "s", append=True, include="*.py")
 
 
 def test_markup_is_named_with_the_option_that_reads_it(tmp_path):

@@ -44,11 +44,9 @@ def convert(
         Option(help="Encoding of text, JSON and CSV files: gb18030, cp1252, utf-16.", show_default="utf-8"),
     ] = None,
     include: Annotated[
-        str | None, Option(help="Globs of the files of folders to read, as prepare takes them.", show_default="all")
+        str | None, Option(help="Globs of the files to read, as prepare takes them.", show_default="all")
     ] = None,
-    exclude: Annotated[
-        str | None, Option(help="Globs of the files of folders to leave out.", show_default="none")
-    ] = None,
+    exclude: Annotated[str | None, Option(help="Globs of the files to leave out.", show_default="none")] = None,
     split_on: Annotated[
         str,
         Option(help="Part of a text file that becomes a row, in the form prepare takes."),

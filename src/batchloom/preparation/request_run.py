@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.input_jobs import make_store
@@ -87,8 +87,15 @@ def run_recipe(
             report = read_report(out)
             # A file may have another format now, with the same size and time.
             detected_files = {} if settings.hash_inputs else previous_detections(report, recipe)
-            listing = list_inputs(
-                recipe, spool, exclude=out, streaming=settings.streaming, detected_files=detected_files
-            )
+            try:
+                listing = list_inputs(
+                    recipe, spool, exclude=out, streaming=settings.streaming, detected_files=detected_files
+                )
+            except InputMissingError as error:
+                if request.kept_patterns and request.kept_patterns in str(error):
+                    raise InputMissingError(
+                        f"{error} {request.kept_patterns} is a setting of {out}; give another one to replace it."
+                    ) from error
+                raise
         listing = request.add_notes(listing)
         return make_store(request, out, listing, spool, settings, log, report)

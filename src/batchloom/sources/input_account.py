@@ -35,13 +35,6 @@ _MARKUP = {
     (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
 }
 _MARKUP_SUFFIXES = tuple(suffix for suffixes in _MARKUP for suffix in suffixes)
-# Files that are read as text although hardly any of it is language: what they are, and how to read or leave them out.
-_MARKUP = {
-    (".html", ".htm", ".xhtml"): ("HTML with its tags", "--clean html keeps the visible text"),
-    (".svg",): ("SVG drawings", "--exclude '*.svg' leaves them out"),
-    (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
-}
-_MARKUP_SUFFIXES = tuple(suffix for suffixes in _MARKUP for suffix in suffixes)
 _MAX_EXAMPLES = 3
 
 

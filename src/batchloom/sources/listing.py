@@ -29,6 +29,7 @@ from batchloom.core.files import (
 )
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.core.wording import format_count
 from batchloom.remote import (
     PAGE_CACHE,
     clear_status_cache,
@@ -37,7 +38,7 @@ from batchloom.remote import (
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
-from batchloom.sources.files.file_choice import NOT_SELECTED, FileChoice
+from batchloom.sources.files.file_choice import NOT_SELECTED, FileChoice, describe_nothing_chosen
 from batchloom.sources.files.file_opening import (
     Compression,
     Spool,
@@ -188,7 +189,7 @@ def list_sources(
             except InputError as error:
                 reraise_with_location(error, declared_input.location)
     lister.find_shared_files()
-    lister.warn_of_unmatched_patterns()
+    lister.finish_choice()
     return SourceListing(
         lister.sources,
         tuple(lister.notes.notes),
@@ -209,6 +210,7 @@ class _SourceLister:
         notes: notes about all inputs.
         links: detector of links that lead out of an input.
         choice: choice of files by patterns.
+        unchosen: files that inputs name and their patterns leave out: name and declaration.
         detected_files: formats detected by an earlier listing, by absolute path.
         exclude: device and inode of a folder that is skipped; None for none.
         streaming: whether Hub data sets are streamed; None decides by size.
@@ -238,6 +240,7 @@ class _SourceLister:
         self.notes = ListingNotes()
         self.links = LinkBounds()
         self.choice = FileChoice()
+        self.unchosen: list[tuple[str, DeclaredInput]] = []
         # Number of the input that lists each file, by device and inode, for each split that inputs name: inputs that
         # read different splits of a folder both list all of its files.
         self._files_by_split: dict[tuple[str, str, bool], ListedFiles] = {}
@@ -272,7 +275,18 @@ class _SourceLister:
         """Return whether a path is a copy of an input that can be read only once."""
         return self._spool is not None and self._spool.holds(path)
 
-    def warn_of_unmatched_patterns(self) -> None:
+    def finish_choice(self) -> None:
+        """Warn of named files that patterns leave out, and of patterns without a match.
+
+        Raises:
+            InputMissingError: the patterns leave out every file.
+        """
+        if self.unchosen:
+            name, declared = self.unchosen[0]
+            if not self.sources:
+                raise InputMissingError(describe_nothing_chosen("the inputs", name, declared.include, declared.exclude))
+            count = format_count(len(self.unchosen), "named file")
+            self.notes.warn(f"Left out: {count} {NOT_SELECTED}, first {decode_file_name(name)}.")
         for option, pattern in sorted(self.choice.unmatched):
             self.notes.warn(f"{option} {pattern!r} matches no file.")
 
@@ -310,9 +324,10 @@ class _InputListing:
         self._declared = declared
         self._files = files
         self._is_val = is_val
+        self._is_stdin = False
         self._account = InputAccount(label)
         self._walk = FolderWalk(declared, self._account, lister.notes, lister.links, lister.exclude, media=lister.media)
-        lister.choice.root = label
+        lister.choice.begin_input(label)
         # Properties of the input's files, by kind, compression and revision.
         self._traits: dict[tuple[str, Compression | None, str], SourceTraits] = {}
 
@@ -321,9 +336,10 @@ class _InputListing:
         lister = self._lister
         label = self._label
         previous_count = len(lister.sources)
+        counts = self._count_listed()
         display_name = label if is_url_or_stdin(input_path) else input_path
-        is_stdin = input_path == STANDARD_INPUT
-        if is_stdin:
+        self._is_stdin = input_path == STANDARD_INPUT
+        if self._is_stdin:
             input_path = lister.get_spool().copy_standard_input()
             lister.notes.add(
                 "Standard input is cached until the job ends; to resume a stopped job, pipe the same bytes again."
@@ -340,25 +356,31 @@ class _InputListing:
         elif file_status is None and len(alternatives) > 1:
             # Each is named, so that a missing one is an error.
             for path, alternative_label in zip(alternatives, expand_braces(label), strict=True):
-                counts = self._count_named()
+                earlier_counts = self._count_listed()
                 self._add_location(path, alternative_label, stat_path(path))
-                if self._count_named() == counts:
+                if self._count_listed() == earlier_counts:
                     raise self._make_empty_error(path, alternative_label)
         else:
             self._add_location(input_path, label, file_status)
-        if is_stdin and any(source.kind == "text" for source in lister.sources[previous_count:]):
+        if self._is_stdin and any(source.kind == "text" for source in lister.sources[previous_count:]):
             lister.notes.add("Standard input is read as plain text; write CSV to a file that ends in .csv.")
         self._keep_unread(previous_count)
         if hub_name is None and not self._walk.is_split_chosen:
             self._select_split(input_path, label, previous_count)
         self._account.write_notes(lister.notes, self._declared)
-        if len(lister.sources) == previous_count and not self._account.duplicates:
+        if self._count_listed() == counts:
             raise self._make_empty_error(input_path, display_name)
 
-    def _count_named(self) -> tuple[int, int]:
-        return len(self._lister.sources), len(self._account.duplicates)
+    def _count_listed(self) -> tuple[int, ...]:
+        """Count the files that show that an input is not empty."""
+        return len(self._lister.sources), len(self._account.duplicates), len(self._lister.unchosen)
 
     def _make_empty_error(self, location: str, display_name: str) -> InputMissingError:
+        choice = self._lister.choice
+        if choice.left_out and not self._account.unread.files:
+            declared = self._declared
+            reason = describe_nothing_chosen(display_name, choice.left_out, declared.include, declared.exclude)
+            return InputMissingError(reason)
         exists = stat_path(location) is not None
         return InputMissingError(self._account.describe_empty(location, display_name, exists=exists))
 
@@ -474,6 +496,12 @@ class _InputListing:
         display_path = name if self._lister.is_spooled(path) or is_url(path) else path
         if not stat.S_ISREG(file_status.st_mode):
             raise InputError(f"{display_path} is neither a file nor a folder; write its output to a file first.")
+        archive_kind = detect_archive_by_name(redact_url(path))
+        # The members of an archive are chosen, which only --exclude leaves out as a whole. Standard input has no name.
+        include = () if archive_kind else self._declared.include
+        if not self._is_stdin and not self._lister.choice.selects(name, include, self._declared.exclude):
+            self._lister.unchosen.append((name, self._declared))
+            return
         if file_status.st_size == 0:
             raise InputMissingError(
                 f"{display_path} is empty: it has 0 bytes; name a file with content, or leave it out."
@@ -484,7 +512,7 @@ class _InputListing:
                 f"{display_path} is a file, and data_type hf_dataset needs a folder of save_to_disk, or org/name on "
                 "the Hub."
             )
-        if archive_kind := detect_archive_by_name(redact_url(path)):
+        if archive_kind:
             self._add_archive(path, name, file_status, *archive_kind)
             return
         verdict = self._detect_file(path, name, file_status, detect_kind_by_name(redact_url(path)))

@@ -30,6 +30,7 @@ from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, DedupRecipe, Recipe, is_valid_path
 from batchloom.sources import SourceListing
+from batchloom.sources.files import describe_patterns
 from batchloom.store import MANIFEST_NAME, read_manifest
 
 RecipeReference = Recipe | str | os.PathLike[str]
@@ -50,6 +51,7 @@ class PrepareRequest:
         tokenizer_state: state of the tokenizer, if a store holds it.
         store: the store to make again, or the manifest of an older generation of it; None if
             its recipe is overridden.
+        kept_patterns: options of --include and --exclude that come from the store that is appended to; else empty.
         partial: reason why a store's recipe makes only a part of it, and the remedy; else empty.
     """
 
@@ -58,6 +60,7 @@ class PrepareRequest:
     dedup_note: str = ""
     tokenizer_state: Mapping[str, Any] | None = None
     store: Path | None = None
+    kept_patterns: str = ""
     partial: str = ""
 
     def add_notes(self, listing: SourceListing) -> SourceListing:
@@ -202,7 +205,8 @@ def make_append_request(
             if source.max_samples or source.num_samples
         ]
     )
-    return request
+    kept = {name: () if options.get(name) else getattr(request.recipe.reading, name) for name in ("include", "exclude")}
+    return replace(request, kept_patterns=describe_patterns(**kept))
 
 
 def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:

@@ -230,8 +230,8 @@ class ReadRecipe:
     include: Annotated[
         tuple[str, ...],
         _NamesOption(
-            help="Files of folders and archives to read, as globs separated by commas: *.jsonl,logs. A glob "
-            "without a slash matches the name of a file or folder, another one the end of a path.",
+            help="Files to read, as quoted globs separated by commas: '*.jsonl,logs'. A glob without a slash matches "
+            "the name of a file or folder, another one the end of a path.",
             check=_find_globs_problem,
             shown_default="all",
         ),
@@ -239,7 +239,7 @@ class ReadRecipe:
     exclude: Annotated[
         tuple[str, ...],
         _NamesOption(
-            help="Files of folders and archives to leave out, in the form of --include.",
+            help="Files to leave out, also those that are named, in the form of --include.",
             check=_find_globs_problem,
             shown_default="none",
         ),

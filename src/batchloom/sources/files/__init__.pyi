@@ -1,3 +1,4 @@
+from .file_choice import describe_patterns as describe_patterns
 from .file_opening import (
     Compression as Compression,
     Spool as Spool,

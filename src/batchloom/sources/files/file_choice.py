@@ -1,10 +1,11 @@
-"""Choice of the files of folders and archives by patterns."""
+"""Choice of the files of an input by patterns."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import final
 
 from batchloom.core.addresses import redact_url
+from batchloom.core.files import decode_file_name
 
 # Count of files that patterns leave out, in the notes of a listing.
 NOT_SELECTED = "by --include or --exclude"
@@ -13,7 +14,7 @@ _MAX_DOUBLE_STARS = 6
 
 @final
 class FileChoice:
-    """Choice of the files of folders and archives by patterns.
+    """Choice of the files of inputs by patterns.
 
     A pattern without a slash matches the name of a file, or of a folder and all files below it. A pattern with a slash
     matches the end of a path, in which the name of the input may stand first. A pattern that begins with a slash
@@ -21,13 +22,20 @@ class FileChoice:
 
     Attributes:
         root: label of the input whose files are chosen.
+        left_out: first file of that input that is not read; empty if there is none.
         unmatched: (option, pattern) of those that have matched no file yet.
     """
 
     def __init__(self) -> None:
         self.root = ""
+        self.left_out = ""
         self.unmatched: set[tuple[str, str]] = set()
         self._matched: set[tuple[str, str]] = set()
+
+    def begin_input(self, label: str) -> None:
+        """Begin the choice among the files of an input."""
+        self.root = label
+        self.left_out = ""
 
     def selects(self, name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
         """Return whether a file is read; ``name`` begins with the root, but for a glob."""
@@ -36,7 +44,10 @@ class FileChoice:
         name = redact_url(name)
         included = self._find_matches(name, "--include", include)
         excluded = self._find_matches(name, "--exclude", exclude)
-        return (included or not include) and not excluded
+        is_read = (included or not include) and not excluded
+        if not is_read:
+            self.left_out = self.left_out or name
+        return is_read
 
     def _find_matches(self, name: str, option: str, patterns: Sequence[str]) -> bool:
         path = name.removeprefix(f"{self.root}/")
@@ -45,6 +56,21 @@ class FileChoice:
         self.unmatched |= {(option, pattern) for pattern in patterns}
         self.unmatched -= self._matched
         return bool(matches)
+
+
+def describe_patterns(include: Sequence[str], exclude: Sequence[str]) -> str:
+    """Return the options that give these patterns; empty without any."""
+    options = (("--include", include), ("--exclude", exclude))
+    return " ".join(f"{option} {','.join(patterns)!r}" for option, patterns in options if patterns)
+
+
+def describe_nothing_chosen(name: str, example: str, include: Sequence[str], exclude: Sequence[str]) -> str:
+    """Describe an input of which patterns leave out every file, such as ``example``."""
+    patterns = describe_patterns(include, exclude)
+    # A shell replaces a pattern without quotes by the files of its folder.
+    is_expanded = include and not any(character in "".join(include) for character in "*?[")
+    remedy = " Quote patterns, so that the shell leaves them as they are." if is_expanded else ""
+    return f"{patterns} leaves no file of {name} to read, although {decode_file_name(example)} is there.{remedy}"
 
 
 def _matches(path: str, name: str, pattern: str) -> bool:

@@ -465,7 +465,7 @@ class DeclaredInput:
         val_split: split of its data sets whose documents are the subset ``val``; None for none.
         encoding: encoding of its texts; empty for UTF-8.
         subset: subset of all its documents; empty if their hashes choose.
-        include: patterns of the only files of its folders and archives that are read; empty for all.
+        include: patterns of the only files that are read; empty for all.
         exclude: patterns of those that are not read.
         keeps_tags: whether the tags of web pages become text.
     """
