@@ -483,8 +483,9 @@ def test_a_new_file_that_cannot_be_read_is_left_out_of_every_append():
         result = append("in")
         assert result.counts.documents == documents
         assert result.notes[0] == f"{known} inputs of 202 are in s already."
-        assert result.notes[1].startswith("Left out of in: 1 file that cannot be read, first in/unknown.jsonl")
-        assert len(result.notes) == 2
+        assert result.notes[1] == "Left out of in: 1 file that cannot be read:"
+        assert result.notes[2].startswith("  in/unknown.jsonl")
+        assert len(result.notes) == 3
     assert result.already_done
 
 

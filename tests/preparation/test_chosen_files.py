@@ -17,6 +17,7 @@ from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
 from batchloom.core.errors import DamagedFileError, SchemaError
 from batchloom.preparation import Note, convert
+from batchloom.preparation.report.report import read_report
 from batchloom.sources import PartReader
 from preparation.stores import write_jsonl
 
@@ -214,7 +215,7 @@ PREPARE = {"tokenizer": "bytes", "workers": 1, "progress": lambda _: None}
 def test_a_table_that_fits_no_schema_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
     result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
     assert result.counts.documents == 150
-    left_out = "Left out of mixed: 1 file that cannot be read, first mixed/x.csv: no schema fits"
+    left_out = "  mixed/x.csv: no schema fits"
     assert any(note.startswith(left_out) for note in result.notes)
     assert batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE).already_done
     (rows_and_a_table / "new.jsonl").write_text('{"text": "a new one"}\n')
@@ -244,7 +245,7 @@ CUT_FILES = {"cut.jsonl.gz": gzip.compress(b'{"text": "one"}\n' * 9)[:20], "cut.
 def test_a_damaged_file_is_left_out_of_a_folder_and_more_are_listed(rows_and_a_table, tmp_path, name):
     (rows_and_a_table / "x.csv").unlink()
     (rows_and_a_table / name).write_bytes(CUT_FILES[name])
-    left_out = f"Left out of mixed: 1 file that cannot be read, first mixed/{name} is "
+    left_out = f"  mixed/{name} is "
     result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
     assert result.counts.documents == 150
     assert any(note.startswith(left_out) for note in result.notes)
@@ -264,6 +265,21 @@ def test_a_damaged_file_is_left_out_of_a_folder_and_more_are_listed(rows_and_a_t
     batchloom.prepare(rows_and_a_table, out=tmp_path / "t", exclude=f"*{name}", **PREPARE)
     with pytest.raises(DamagedFileError):
         batchloom.prepare([rows_and_a_table, rows_and_a_table / name], out=tmp_path / "u", **PREPARE)
+
+
+def test_the_report_lists_every_file_that_is_left_out(rows_and_a_table, tmp_path):
+    for number in range(11):
+        (rows_and_a_table / f"x{number:02}.csv").write_text("x,y\n1,2\n")
+    (rows_and_a_table / "a.pdf").write_text("%PDF")
+    (rows_and_a_table / "settings.json").write_text('{"indent": 4}')
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", allow_skipped=True, **PREPARE)
+    assert sum(note.startswith("  mixed/x") for note in result.notes) == 10
+    assert "  and 2 more (report.json of the store lists all)" in result.notes
+    names = {"a.pdf", "settings.json", "x.csv", *(f"x{number:02}.csv" for number in range(11))}
+    report = read_report(tmp_path / "s")
+    assert {file.name for file in report.left_out} == {f"mixed/{name}" for name in names}
+    page = (tmp_path / "s/report.html").read_text()
+    assert all(file.reason.startswith(file.name) and file.name in page for file in report.left_out)
 
 
 def test_a_damaged_archive_is_left_out_of_a_folder(rows_and_a_table, tmp_path):
@@ -328,7 +344,11 @@ def test_files_that_turn_out_to_be_damaged_are_left_out_at_the_end(damaged_tree,
     assert [line.partition(" is ")[0].strip() for line in others] == [f"in/{name}" for name in DAMAGED]
     result = batchloom.prepare(damaged_tree, out=tmp_path / "s", allow_skipped=True, **settings)
     assert any("units were finished by an earlier run" in note for note in result.notes)
-    assert any(note.startswith("Left out of in: 4 files that cannot be read, first in/e.") for note in result.notes)
+    number = result.notes.index("Left out of in: 4 files that cannot be read:")
+    listed = [note.partition(" is ")[0].strip() for note in result.notes[number + 1 : number + 5]]
+    assert listed == [f"in/{name}" for name in DAMAGED]
+    report = read_report(tmp_path / "s")
+    assert [file.name for file in report.left_out] == listed
     for name in DAMAGED:
         (damaged_tree / name).unlink()
     batchloom.prepare(damaged_tree, out=tmp_path / "t", **settings)

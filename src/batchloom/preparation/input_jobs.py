@@ -171,6 +171,7 @@ class AppendJob:
             sources=tuple(source for source in new_inputs.sources if source.name not in names),
             notes=(*new_inputs.notes, *fitting.notes),
             warnings=(*new_inputs.warnings, *fitting.warnings),
+            left_out=fitting.left_out,
         )
 
     def find_finished(self) -> PrepareResult | None:

@@ -50,6 +50,7 @@ class PrepareRun:
         self._settings = replace(settings, unit_bytes=settings.unit_bytes or find_unit_bytes(work, listing))
         self._listing = listing
         self._log = log
+        log.left_out = listing.left_out
         self._base = base
         self._record_parsers = record_parsers
         unread = settings.hash_inputs and not listing.content

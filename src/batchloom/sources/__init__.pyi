@@ -25,6 +25,7 @@ from .hf_datasets import (
     pin_revision as pin_revision,
     strip_revision as strip_revision,
 )
+from .input_account import LeftOutFile as LeftOutFile
 from .listing import (
     SourceListing as SourceListing,
     describe_missing_input as describe_missing_input,

@@ -35,7 +35,14 @@ _MARKUP = {
     (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
 }
 _MARKUP_SUFFIXES = tuple(suffix for suffixes in _MARKUP for suffix in suffixes)
-_MAX_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutFile:
+    """A file that holds data and is not read; ``reason`` is a sentence that names it."""
+
+    name: str
+    reason: str
 
 
 @final
@@ -67,7 +74,7 @@ class UnreadData:
         input: label of the input.
         files, bytes: number and total size of these files.
         all_files, all_bytes: number and total size of all data files.
-        examples: name, label and remedy of the first file with each label.
+        left_out: these files, the first with each label before the others.
     """
 
     input: str
@@ -75,7 +82,8 @@ class UnreadData:
     bytes: int = 0
     all_files: int = 0
     all_bytes: int = 0
-    examples: list[tuple[str, str, str]] = field(default_factory=list)
+    left_out: list[LeftOutFile] = field(default_factory=list)
+    _labels: set[str] = field(default_factory=set)
 
     def add(self, name: str, verdict: FileDetection, size: int) -> None:
         """Count a file that is not read if it holds data."""
@@ -83,8 +91,13 @@ class UnreadData:
             return
         self.files += 1
         self.bytes += size
-        if len(self.examples) < _MAX_EXAMPLES and verdict.label not in {label for _, label, _ in self.examples}:
-            self.examples.append((decode_file_name(name), verdict.label, verdict.remedy))
+        name = decode_file_name(name)
+        file = LeftOutFile(name, f"{name} ({verdict.label}): {verdict.remedy}.")
+        if verdict.label in self._labels:
+            self.left_out.append(file)
+        else:
+            self.left_out.insert(len(self._labels), file)
+            self._labels.add(verdict.label)
 
 
 @final
@@ -190,9 +203,8 @@ class InputAccount:
             message = (
                 f"{display_name} holds no usable file, only {counts}" if counts else f"{display_name} holds no files"
             )
-        if self.unread.examples:
-            name, label, remedy = self.unread.examples[0]
-            return f"{message}. {name} ({label}): {remedy}."
+        if self.unread.left_out:
+            return f"{message}. {self.unread.left_out[0].reason}"
         return (
             f"{message}; supported are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also "
             "compressed)."

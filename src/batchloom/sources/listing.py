@@ -83,7 +83,7 @@ from batchloom.sources.hf_datasets import (
     pin_revision,
     strip_revision,
 )
-from batchloom.sources.input_account import InputAccount, ListingNotes, UnreadData
+from batchloom.sources.input_account import InputAccount, LeftOutFile, ListingNotes, UnreadData
 from batchloom.sources.prefetching import prefetch_files, prefetch_inputs
 from batchloom.sources.splits import SPLIT_HINT, select_split
 
@@ -118,7 +118,8 @@ class SourceListing:
         warnings: those of the notes that tell what is left out.
         duplicates: files that several inputs list.
         content: content hash by path, if the content was hashed.
-        unread: of each input with such files, the data that is left out.
+        unread: of each input with such files, the data that is left out because of its form.
+        left_out: all files with data that are not read.
     """
 
     sources: Sequence[Source]
@@ -127,6 +128,7 @@ class SourceListing:
     duplicates: tuple[SharedFile, ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[UnreadData, ...] = ()
+    left_out: tuple[LeftOutFile, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -196,6 +198,7 @@ def list_sources(
         tuple(lister.notes.warnings),
         tuple(lister.shared),
         unread=tuple(lister.unread),
+        left_out=tuple(file for unread in lister.unread for file in unread.left_out),
     )
 
 

@@ -13,10 +13,11 @@ from batchloom.preparation.listing.json_objects import leave_out_objects
 from batchloom.preparation.listing.record_samples import get_rows, sample_inputs
 from batchloom.preparation.settings.read_recipe import normalize_encoding
 from batchloom.preparation.settings.recipe import Recipe
-from batchloom.sources import DetectedFile, SourceListing, list_sources
+from batchloom.sources import DetectedFile, LeftOutFile, SourceListing, list_sources
 from batchloom.sources.files import Source, Spool
 
-_MAX_LISTED = 5
+# Files that a note or an error lists; the report of a store lists all.
+_MAX_LISTED = 10
 # Share of the data files or bytes of an input that may be left out.
 _MAX_UNREAD = 0.01
 
@@ -88,11 +89,21 @@ def _refuse_unread(listing: SourceListing) -> None:
     """
     for unread in listing.unread:
         if unread.files > _MAX_UNREAD * unread.all_files or unread.bytes > _MAX_UNREAD * unread.all_bytes:
-            examples = "; ".join(f"{name} ({label}): {remedy}" for name, label, remedy in unread.examples)
+            lines = _list_first([file.reason for file in unread.left_out])
+            count = f"{unread.files:,} of {format_count(unread.all_files, 'data file')}"
             raise InputError(
-                f"{unread.input}: {unread.files:,} of {format_count(unread.all_files, 'data file')} cannot be read. "
-                f"{examples}. Mend them, or leave them out with --allow-skipped."
+                "\n".join(
+                    [f"{unread.input}: {count} cannot be read: mend them, or --allow-skipped leaves them out:", *lines]
+                )
             )
+
+
+def _list_first(sentences: Sequence[str], others: str = "") -> list[str]:
+    """Return lines with the first sentences, and the number of the ``others``."""
+    lines = [f"  {sentence}" for sentence in sentences[:_MAX_LISTED]]
+    if len(sentences) > _MAX_LISTED:
+        lines.append(f"  and {len(sentences) - _MAX_LISTED:,} more{others}")
+    return lines
 
 
 def is_named(source: Source, recipe: Recipe) -> bool:
@@ -117,19 +128,19 @@ def leave_out_unfit(
             continue
         sizes = [source.size for source in listing.sources if source.input == number]
         unfit_bytes = sum(source.size for source, _ in errors)
-        first = errors[0][1]
         is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
         if is_too_much and not recipe.reading.allow_skipped:
             others = len(unfit) < len(listing.sources)
             remedy = "; --allow-skipped leaves such files out" if others else ""
-            raise _make_unfit_error([error for _, error in errors], remedy) from first
-        count = format_count(len(errors), "file")
-        notes.append(f"Left out of {label}: {count} that cannot be read, first {str(first).rstrip('.')}.")
+            raise _make_unfit_error([error for _, error in errors], remedy) from errors[0][1]
+        notes.append(f"Left out of {label}: {format_count(len(errors), 'file')} that cannot be read:")
+        notes += _list_first([str(error) for _, error in errors], " (report.json of the store lists all)")
     names = {source.name for source, _ in unfit}
     sources = [source for source in listing.sources if source.name not in names]
     if not sources:
         raise unfit[0][1]
-    return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes))
+    left_out = (*listing.left_out, *(LeftOutFile(source.name, str(error)) for source, error in unfit))
+    return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes), left_out=left_out)
 
 
 def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
@@ -137,9 +148,7 @@ def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
     first = errors[0]
     reason = f"{str(first).rstrip('.')}{remedy}."
     if len(errors) > 1:
-        lines = [f"  {error}" for error in errors[:_MAX_LISTED]]
-        lines += [f"  and {len(errors) - _MAX_LISTED:,} more"] if len(errors) > _MAX_LISTED else []
-        reason = "\n".join([f"{len(errors):,} files cannot be read{remedy}:", *lines])
+        reason = "\n".join([f"{len(errors):,} files cannot be read{remedy}:", *_list_first(list(map(str, errors)))])
     if isinstance(first, SchemaError):
         return SchemaError(reason, first.columns, first.suggestion)
     return DamagedFileError(reason)

@@ -10,7 +10,7 @@ from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import BatchloomError, InputError, SettingsError
 from batchloom.core.wording import format_count
 from batchloom.preparation.settings.recipe import Recipe
-from batchloom.sources import PartReader, ReadLimits, ReadRules, SourceListing, SourcePart
+from batchloom.sources import LeftOutFile, PartReader, ReadLimits, ReadRules, SourceListing, SourcePart
 from batchloom.sources.files import Source, SourceTable
 from batchloom.sources.formats import JSON_OBJECT
 
@@ -45,8 +45,15 @@ def leave_out_objects(listing: SourceListing, recipe: Recipe) -> SourceListing:
     kept = [source for number, source in enumerate(listing.sources) if number not in left_out]
     if not kept:
         raise InputError(f"There is nothing to read. {' '.join(notes)} Name the columns with --map, or a file.")
-    warnings = (*listing.warnings, *notes)
-    return replace(listing, sources=kept, notes=(*listing.notes, *notes), warnings=warnings)
+    names = [listing.sources[number].name for number in sorted(left_out)]
+    files = [LeftOutFile(name, f"{name} is one JSON object without text.") for name in names]
+    return replace(
+        listing,
+        sources=kept,
+        notes=(*listing.notes, *notes),
+        warnings=(*listing.warnings, *notes),
+        left_out=(*listing.left_out, *files),
+    )
 
 
 def list_kinds(sources: Sequence[Source]) -> Iterable[str]:

@@ -44,6 +44,7 @@ def make_job_report(
         units=len(results.units),
         resumed_units=resumed_units,
         notes=log.notes,
+        left_out=log.left_out,
         dry_run=settings.dry_run,
         settings=recipe_settings_for_report(results.recipe),
         counts=make_manifest(results, {}).counts,

@@ -86,7 +86,9 @@ class TokenizePhase:
                 raise self._make_error(error.unit, error.part, error.bad) from None
         facts = [unit_facts for unit_facts in self._facts if unit_facts is not None]
         if damaged := self._list_damaged(facts):
-            for note in leave_out_unfit(self._listing, damaged, self._recipe).notes:
+            fitting = leave_out_unfit(self._listing, damaged, self._recipe)
+            self._log.left_out = fitting.left_out
+            for note in fitting.notes:
                 self._log.add_warning(note)
         # The first in input order, not the first that was found.
         first_bad = next(

@@ -15,6 +15,7 @@ from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.wording import format_count
 from batchloom.preparation.settings.recipe import count_allowed_bad
 from batchloom.preparation.units.unit_report import ReasonCounts, count_reason, describe_bad_records
+from batchloom.sources import LeftOutFile
 from batchloom.store import Manifest
 from batchloom.store.format import StoreCounts, SubsetEntry
 
@@ -83,6 +84,7 @@ class PrepareLog:
         began: the same, as ``time.perf_counter`` returns it.
         listener: receives notes and progress.
         notes: all notes so far.
+        left_out: the files with data that are not read.
         seconds: duration of each phase.
     """
 
@@ -91,6 +93,7 @@ class PrepareLog:
         self.began = time.perf_counter()
         self.listener = listener
         self.notes: list[str] = []
+        self.left_out = tuple[LeftOutFile, ...]()
         self.seconds: dict[str, float] = {}
 
     @property

@@ -1,9 +1,10 @@
 r"""``report.json`` and ``report.html``: the fate of a store's input, and timings.
 
 They may hold times, paths and worker counts, so they are not part of the store's identity. The size of
-``report.json`` is bounded except for the list of inputs, which a later run compares to detect changes. ``report.html``
-is self-contained and without scripts. Names, samples and reasons come from untrusted data: the page escapes all of it,
-and shows unprintable characters as ``\x1b``. A title and a description state the content of each chart in words.
+``report.json`` is bounded except for the lists of inputs that were read, which a later run compares to detect changes,
+and of files that were left out. ``report.html`` is self-contained and without scripts. Names, samples and reasons come
+from untrusted data: the page escapes all of it, and shows unprintable characters as ``\x1b``. A title and a description
+state the content of each chart in words.
 """
 
 import posixpath
@@ -22,6 +23,7 @@ from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
 from batchloom.core.report_output import render_page
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
+from batchloom.sources import LeftOutFile
 from batchloom.sources.files import Compression
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest, write_file
 from batchloom.store.format import StoreCounts, format_generation_file_name
@@ -152,6 +154,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
         units: number of units.
         resumed_units: number of units that earlier runs did.
         notes: notes that were reported.
+        left_out: input files with data that were not read, each with the reason.
         workers: number of workers.
         executor: kind: ``in-process``, ``pool`` or ``ray``.
         dry_run: whether nothing was written.
@@ -175,6 +178,7 @@ class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
     units: int = 0
     resumed_units: int = 0
     notes: list[str] = []
+    left_out: tuple[LeftOutFile, ...] = ()
     workers: int = 1
     executor: str = "in-process"
     dry_run: bool = False
@@ -329,6 +333,7 @@ def read_last_report(out: str) -> PrepareReport | None:
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MAX_BARS = 20
 _MAX_NOTES = 100
+_MAX_LEFT_OUT = 1000
 # The recipe settings that matter most to a reader of the summary.
 _SUMMARY_SETTINGS = ("tokenizer", "clean", "fim", "dedup", "split_on", "val_fraction", "test_fraction", "template")
 _WIDTH = 760
@@ -459,6 +464,8 @@ def render_report_page(report: PrepareReport) -> str:
         # The charts escape their own text.
         "pictures": {name: Markup(svg) for name, svg in _draw_charts(content, lengths).items()},  # noqa: S704
         "notes": report.notes[:_MAX_NOTES],
+        "left_out": report.left_out[:_MAX_LEFT_OUT],
+        "more_left_out": max(len(report.left_out) - _MAX_LEFT_OUT, 0),
         "more_notes": max(len(report.notes) - _MAX_NOTES, 0),
     }
     return render_page(_TEMPLATE, values, filters)
