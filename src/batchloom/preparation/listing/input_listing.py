@@ -89,7 +89,7 @@ def _refuse_unread(listing: SourceListing) -> None:
     """
     for unread in listing.unread:
         if unread.files > _MAX_UNREAD * unread.all_files or unread.bytes > _MAX_UNREAD * unread.all_bytes:
-            lines = _list_first([file.reason for file in unread.left_out])
+            lines = _list_first(unread.left_out)
             count = f"{unread.files:,} of {format_count(unread.all_files, 'data file')}"
             raise InputError(
                 "\n".join(
@@ -98,11 +98,19 @@ def _refuse_unread(listing: SourceListing) -> None:
             )
 
 
-def _list_first(sentences: Sequence[str], others: str = "") -> list[str]:
-    """Return lines with the first sentences, and the number of the ``others``."""
-    lines = [f"  {sentence}" for sentence in sentences[:_MAX_LISTED]]
-    if len(sentences) > _MAX_LISTED:
-        lines.append(f"  and {len(sentences) - _MAX_LISTED:,} more{others}")
+def _list_first(files: Sequence[LeftOutFile], others: str = "") -> list[str]:
+    """Return lines about the first files, and one with the number of the ``others``.
+
+    A long reason that files share is written once.
+    """
+    lines = []
+    seen: set[str] = set()
+    for file in files[:_MAX_LISTED]:
+        reason = file.reason.removeprefix(file.name)
+        lines.append(f"  {file.name}: likewise" if reason in seen else f"  {file.reason}")
+        seen.add(reason)
+    if len(files) > _MAX_LISTED:
+        lines.append(f"  and {len(files) - _MAX_LISTED:,} more{others}")
     return lines
 
 
@@ -121,34 +129,41 @@ def leave_out_unfit(
     Raises:
         InputError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
     """
+    left_out = [LeftOutFile(source.name, str(error)) for source, error in unfit]
     notes = []
     for number, label in enumerate(make_input_labels(recipe.inputs)):
-        errors = [(source, error) for source, error in unfit if source.input == number]
-        if not errors:
+        indices = [index for index, (source, _) in enumerate(unfit) if source.input == number]
+        if not indices:
             continue
+        files = [left_out[index] for index in indices]
         sizes = [source.size for source in listing.sources if source.input == number]
-        unfit_bytes = sum(source.size for source, _ in errors)
-        is_too_much = len(errors) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
+        unfit_bytes = sum(unfit[index][0].size for index in indices)
+        is_too_much = len(files) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
         if is_too_much and not recipe.reading.allow_skipped:
             others = len(unfit) < len(listing.sources)
             remedy = "; --allow-skipped leaves such files out" if others else ""
-            raise _make_unfit_error([error for _, error in errors], remedy) from errors[0][1]
-        notes.append(f"Left out of {label}: {format_count(len(errors), 'file')} that cannot be read:")
-        notes += _list_first([str(error) for _, error in errors], " (report.json of the store lists all)")
+            first = unfit[indices[0]][1]
+            raise _make_unfit_error(first, files, remedy) from first
+        notes.append(f"Left out of {label}: {format_count(len(files), 'file')} that cannot be read:")
+        notes += _list_first(files, " (report.json of the store lists all)")
     names = {source.name for source, _ in unfit}
     sources = [source for source in listing.sources if source.name not in names]
     if not sources:
         raise unfit[0][1]
-    left_out = (*listing.left_out, *(LeftOutFile(source.name, str(error)) for source, error in unfit))
-    return replace(listing, sources=sources, notes=tuple(notes), warnings=tuple(notes), left_out=left_out)
+    return replace(
+        listing,
+        sources=sources,
+        notes=tuple(notes),
+        warnings=tuple(notes),
+        left_out=(*listing.left_out, *left_out),
+    )
 
 
-def _make_unfit_error(errors: Sequence[InputError], remedy: str) -> InputError:
+def _make_unfit_error(first: InputError, files: Sequence[LeftOutFile], remedy: str) -> InputError:
     """Return the error for too many files that cannot be read; it lists the first."""
-    first = errors[0]
     reason = f"{str(first).rstrip('.')}{remedy}."
-    if len(errors) > 1:
-        reason = "\n".join([f"{len(errors):,} files cannot be read{remedy}:", *_list_first(list(map(str, errors)))])
+    if len(files) > 1:
+        reason = "\n".join([f"{len(files):,} files cannot be read{remedy}:", *_list_first(files)])
     if isinstance(first, SchemaError):
         return SchemaError(reason, first.columns, first.suggestion)
     return DamagedFileError(reason)
