@@ -25,7 +25,7 @@ from batchloom.batches.assembly.batch_assembly import TOKEN_AXES
 from batchloom.batches.forms import to_varlen
 from batchloom.batches.isolation import make_probe_batch
 from batchloom.batches.masks import add_dense_mask
-from batchloom.batches.shifted_labels import are_next_tokens
+from batchloom.batches.shifted_labels import are_next_tokens, may_be_shifted
 from batchloom.core.errors import TrainError
 
 _LOG = logging.getLogger("batchloom")
@@ -57,6 +57,8 @@ class _Verdicts(NamedTuple):
 
 
 _VERDICTS: WeakKeyDictionary[nn.Module, _Verdicts] = WeakKeyDictionary()
+# What to do with shifted labels, by model; empty for a model that does not shift.
+_SHIFT_REMEDIES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _CALLS = threading.local()
 
 
@@ -125,21 +127,39 @@ def _check_labels(model: Any, inputs: Mapping[str, Any]) -> None:
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if not (isinstance(ids, Tensor) and isinstance(labels, Tensor)) or inputs.get("shift_labels") is not None:
         return
-    if ids.ndim != TOKEN_AXES or labels.shape != ids.shape or not are_next_tokens(ids, labels):
+    if ids.ndim != TOKEN_AXES or labels.shape != ids.shape or not may_be_shifted():
         return
+    if model not in _SHIFT_REMEDIES:
+        if _is_alone() and not are_next_tokens(ids, labels):
+            return
+        _SHIFT_REMEDIES[model] = _find_shift_remedy(model, inputs, ids, labels)
+    if (remedy := _SHIFT_REMEDIES[model]) and are_next_tokens(ids, labels):
+        raise TrainError(
+            f"The labels of this call are next tokens already (labels='shifted'), and {type(model).__name__} would "
+            f"shift them again. {remedy}"
+        )
+
+
+def _find_shift_remedy(model: Any, inputs: Mapping[str, Any], ids: Tensor, labels: Tensor) -> str:
+    """Return what to do with shifted labels, if a model shifts those that it gets."""
     unlabelled = torch.full_like(labels, IGNORE_INDEX)
     first = unlabelled.clone()
     first[:, 0] = ids[:, 0]
     with allow_model_calls(), _evaluation(model), _without_modes():
         expected = _compute_model_loss(model, inputs, labels=unlabelled)
         if not _are_equal_losses(_compute_model_loss(model, inputs, labels=first), expected):
-            return
+            return ""
         takes_shifted = _are_equal_losses(_compute_model_loss(model, inputs, shift_labels=unlabelled), expected)
-    argument = "model(**batch, shift_labels=batch['labels'], use_cache=False), or give "
-    raise TrainError(
-        f"The labels of this call are next tokens already (labels='shifted'), and {type(model).__name__} would shift "
-        f"them again. {'Call ' + argument if takes_shifted else 'Give '}Loader(labels='aligned')."
-    )
+    call = "Call model(**batch, shift_labels=batch['labels'], use_cache=False), or give" if takes_shifted else "Give"
+    return f"{call} Loader(labels='aligned')."
+
+
+def _is_alone() -> bool:
+    """Return whether no other rank has to try the same calls.
+
+    Ranks whose weights are divided must, whatever their rows hold.
+    """
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _compute_model_loss(model: Any, inputs: Mapping[str, Any], **labels: Tensor) -> Any:
@@ -168,11 +188,8 @@ def _check_call(model: Any, inputs: Mapping[str, Any]) -> None:
         return  # The mask says which tokens see each other.
     form = _describe_call(model, inputs, position_ids)
     known = _VERDICTS.get(model)
-    if known is None or form not in known.remedies:
-        # Ranks whose weights are divided must try the same calls, whatever their rows hold.
-        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        if is_alone and not _has_neighbours(inputs):
-            return
+    if (known is None or form not in known.remedies) and _is_alone() and not _has_neighbours(inputs):
+        return
     remedy = _try_call(model, form, position_ids)
     if remedy and _has_neighbours(inputs):
         raise TrainError(

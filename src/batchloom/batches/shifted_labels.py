@@ -14,12 +14,17 @@ def note_shifted_labels() -> None:
     _IN_USE.set()
 
 
+def may_be_shifted() -> bool:
+    """Return whether some batch of this process has labels of next tokens."""
+    return _IN_USE.is_set()
+
+
 def are_next_tokens(input_ids: Any, labels: Any) -> bool:
     """Return whether labels [R, S] are the next tokens of ids [R, S].
 
     Most must be, since an augmentation replaces some ids; and more than are the tokens themselves.
     """
-    if not _IN_USE.is_set():
+    if not may_be_shifted():
         return False
     targets = labels[:, :-1]
     trained = (targets != IGNORE_INDEX).sum()
