@@ -70,6 +70,16 @@ def test_check_reports_a_missing_path_as_json(capsys):
     assert report["faults"][0].startswith("There is no file or folder stores/wbe: name ")
 
 
+def test_a_url_without_its_second_slash_is_suggested_with_it(capsys):
+    for location in ("hf:/datasets/a/b", "s3:/bucket/x.jsonl"):
+        assert run_command_line(["prepare", location, "--out", "x"]) == 1
+        assert capsys.readouterr().err.endswith(f"; did you mean '{location.replace(':/', '://')}'?\n")
+    assert run_command_line(["inspect", "s3:/bucket/store"]) == 1
+    assert "The store begins with s3:/ and one slash" in capsys.readouterr().err
+    assert run_command_line(["prepare", "hf://dataset/a/b", "--out", "x"]) == 1
+    assert "check its address, which begins with hf://datasets/ORG/NAME" in capsys.readouterr().err
+
+
 def test_python_reports_a_missing_path_alike():
     with pytest.raises(StoreMissingError, match="There is no file or folder stores/wbe: .*'stores/web'"):
         batchloom.open_store("stores/wbe")

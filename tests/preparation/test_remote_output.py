@@ -582,6 +582,7 @@ def test_other_file_systems_of_fsspec(memory, input_file, tmp_path):
         ("https://me:k3yphrase@host/x?sig=k3yphrase", "is a URL .https://...*cannot be written to"),
         ("hf://datasets/a/b", "is a URL .hf://"),
         ("s3://", "names no bucket"),
+        ("s3:/bucket/x", "The output begins with s3:/ and one slash, and a URL has two: write it as text, s3://"),
         ("s3://bucket/*.x", "holds a wildcard"),
         ("nothing://a/b", "is not known to fsspec"),
     ],

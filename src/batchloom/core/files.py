@@ -24,6 +24,8 @@ from batchloom.core.settings import find_nearest
 
 # A one-letter scheme is a drive.
 _URL_PATTERN = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
+# A URL whose second slash is missing.
+_SHORT_URL_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?=[^/])")
 # Exceptions that msgspec's JSON decoder may raise, despite its annotations.
 JSON_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -209,10 +211,11 @@ def decode_file_name(name: str) -> str:
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
 
-def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
+def refuse_url(location: str | os.PathLike[str], subject: str, *, may_be_remote: bool = False) -> None:
     """Reject a URL in place of a local path, without repeating its secrets.
 
-    ``location`` may be a ``Path``, which drops one of the two slashes; ``subject`` names its use.
+    ``location`` may be a ``Path``, which drops one of the two slashes; ``subject`` names its use. With
+    ``may_be_remote`` a URL of two slashes is allowed, and was accepted before.
 
     Raises:
         InputError: it is a URL.
@@ -220,6 +223,10 @@ def refuse_url(location: str | os.PathLike[str], subject: str) -> None:
     text = os.fspath(location)
     match = _URL_PATTERN.search(text)
     if match and match[1].lower() != "file" and not os.path.lexists(text[: match.end(1) + 1]):
+        if may_be_remote:
+            raise InputError(
+                f"{subject} begins with {match[1]}:/ and one slash, and a URL has two: write it as text, {match[1]}://..."
+            )
         raise InputError(
             f"{subject} is a URL ({match[1]}://...), and must be a local path: copy the remote data to this machine "
             "first."
@@ -238,6 +245,8 @@ def suggest_path(path: str) -> str:
     """Return the end of a sentence about a missing path, with a similar path if any."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string
         return "; it is a broken link."
+    if match := _SHORT_URL_PATTERN.match(path):
+        return f"; did you mean '{match[1]}://{path[match.end() :]}'?"
     parent, name = os.path.split(os.path.normpath(path))
     rest = ""
     while parent and not os.path.exists(parent):  # noqa: PTH110 - a string stays a string

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.files import refuse_url
 from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.input_jobs import make_store
@@ -39,6 +40,7 @@ def run_request(request: PrepareRequest, out: str, listener: Listener, settings:
         from batchloom.preparation.remote_prepare import run_remote  # noqa: PLC0415 - few outputs are remote
 
         return run_remote(request, out, listener, settings)
+    refuse_url(out, "The output", may_be_remote=True)
     if settings.work is not None:
         raise SettingsError(
             [f"work: {quote_value(str(settings.work))} applies to a remote store only (--out s3://...); leave it out"]

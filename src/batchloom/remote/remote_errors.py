@@ -147,7 +147,7 @@ def make_remote_error(fault: RemoteFault, url: str) -> InputError:
             f"Access to {redacted_url} is denied: {fault.description}; {_describe_remedy(fault, url, 'read')}."
         )
     if fault.kind == "refused":
-        return DownloadError(f"{redacted_url} cannot be read: {fault.description}; check its address.")
+        return DownloadError(f"{redacted_url} cannot be read: {fault.description}; {_describe_address(url)}.")
     return DownloadError(
         f"Failed to download {redacted_url}: {fault.description}; check the network and the address, then give the "
         "same command again."
@@ -173,6 +173,13 @@ def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputErro
         f"Cannot write {redacted_url}: {fault.description}{attempts_note}; check the network and the address, then "
         "give the same command again to resume."
     )
+
+
+def _describe_address(url: str) -> str:
+    """Describe what to do about an address that cannot be read."""
+    if get_scheme(url) == "hf":
+        return "check its address, which begins with hf://datasets/ORG/NAME"
+    return "check its address"
 
 
 def _describe_remedy(fault: RemoteFault, url: str, action: str) -> str:

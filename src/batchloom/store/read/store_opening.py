@@ -83,7 +83,7 @@ def open_store(
         )
     is_remote = is_url(location)
     if not is_remote:
-        refuse_url(path, "The store")
+        refuse_url(path, "The store", may_be_remote=True)
         location = strip_file_scheme(location)
     numbers = {"generation": generation, "removals": removals}
     problems = [
