@@ -167,7 +167,7 @@ def test_a_run_on_a_stream_cannot_be_explained(folder, capsys):
     [
         (["explain", "s", *SIZES, "--step", "999"], "There is no step 999: the run has "),
         (["explain", "s", *SIZES, "--step", "-1"], "is not a step"),
-        (["explain", "s", *SIZES, "--step", "0", "--rank", "1"], "world_size: missing"),
+        (["explain", "s", *SIZES, "--step", "0", "--rank", "1"], "--world-size: missing"),
         (["explain", "s", *SIZES, "--step", "0", "--rank", "2", "--world-size", "2"], "rank 2 of"),
         (["explain", "s", *SIZES, "--step", "0", "--world-size", "3"], "cannot be divided evenly"),
         (["explain", "s", *SIZES, "--step", "0", "--row", "4"], "There is no row 4: there are 4"),

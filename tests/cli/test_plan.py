@@ -344,7 +344,7 @@ def test_very_long_documents_are_planned_without_their_rows(shuffle):
     ("arguments", "message"),
     [
         (["plan", *SIZES], "store: missing"),
-        (["plan", "web"], "seq_len: missing"),
+        (["plan", "web"], "--seq-len: missing"),
         (["plan", "web", "--mixture", "web=1", *SIZES], "exclude each other"),
         (["plan", "--assume", "many tokens", *SIZES], "write '15T tokens, 12B documents'"),
         (["plan", "--assume", "5 tokens, 9 documents", *SIZES], "one token per document"),

@@ -265,6 +265,10 @@ def test_a_folder_without_usable_files_is_an_error(corpus):
     (corpus / "nothing").mkdir()
     with pytest.raises(InputMissingError, match="corpus/nothing holds no files; supported are"):
         list_names("corpus/nothing")
+    (corpus / "stores" / "web").mkdir(parents=True)
+    (corpus / "stores" / "web" / "dataset_metadata.json").write_text("{}")
+    with pytest.raises(InputMissingError, match="corpus/stores holds only 1 store: name one of them"):
+        list_names("corpus/stores")
     (corpus / "nothing" / "x.pdf").write_text("a")
     with pytest.raises(InputMissingError, match="holds no usable file, only 1 .pdf"):
         list_names("corpus/nothing")

@@ -63,6 +63,7 @@ def test_a_missing_store(tmp_path):
     [
         ("a.txt", "this is a file.*batchloom prepare .*a.txt --out STORE;.*--input-file .*a.txt"),
         ("texts", "this is a folder without .*batchloom prepare .*texts --out STORE"),
+        ("several", r"several is a folder of 2 stores: name one of them \(a, b\), or a mixture"),
         ("half", "is an unfinished store; give its prepare command again"),
         ("half.bin", "a pair of files, and half.idx is missing"),
         ("s/train", "is a subset of a store; name the store itself: .*/s$"),
@@ -77,7 +78,8 @@ def test_paths_that_are_not_stores(tmp_path, name, message):
     (tmp_path / "texts" / "a.txt").write_text("text")
     (tmp_path / "half" / ".work").mkdir(parents=True)
     (tmp_path / "half.bin").write_bytes(b"1234")
-    write_store(tmp_path / "s", [HELLO])
+    for folder in ("s", "several/a", "several/b"):
+        write_store(tmp_path / folder, [HELLO])
     with pytest.raises(StoreMissingError, match=message) as error:
         batchloom.open_store(tmp_path / name)
     assert name == "a.tx" or f"--out {tmp_path / name}" not in str(error.value)

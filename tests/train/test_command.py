@@ -96,6 +96,8 @@ def test_ending_before_the_steps_done_is_refused(store, config, tmp_path, capsys
     out = tmp_path / "run"
     assert train("--data", store.path, "--config-file", config, "--out", out, "--max-iters", 2) == 0
     before = (out / "run.json").read_bytes()
+    assert train("--out", out) == 2
+    assert f"--resume: missing; {out} holds a run: give --resume" in capsys.readouterr().err
     assert train("--out", out, "--resume", *args) == 2
     assert message.format(out) in capsys.readouterr().err
     assert (out / "run.json").read_bytes() == before

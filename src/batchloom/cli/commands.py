@@ -329,11 +329,14 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def name_options(problem: str, arguments: Sequence[str]) -> str:
-    """Replace the setting in a problem by its option, if that is on the command line."""
+    """Replace the setting in a problem by its option, if that is given or missing."""
     name, colon, fault = problem.partition(":")
-    options = (_OPTIONS.get(name), f"--{name.rpartition('.')[2].replace('_', '-')}")
-    typed = {word.partition("=")[0] for word in normalize_arguments(arguments)}
-    return next((option + colon + fault for option in options if option in typed), problem)
+    names = (_OPTIONS.get(name), f"--{name.rpartition('.')[2].replace('_', '-')}")
+    # A setting that is not on the command line may be that of a file, unless it is missing.
+    options = {word.partition("=")[0] for word in normalize_arguments(arguments)}
+    if fault.startswith(" missing") and "." not in name and arguments and arguments[0] in COMMANDS:
+        options |= {option for parameter in load_command(arguments[0]).params for option in parameter.opts}
+    return next((option + colon + fault for option in names if option in options), problem)
 
 
 # A call in Python code, whose arguments stay as they are, or a setting in its spelling that is no part of a path.

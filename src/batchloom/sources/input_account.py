@@ -193,6 +193,8 @@ class InputAccount:
                 f"{display_name} holds only {counts}. A store at a URL cannot be an input: copy it to this "
                 "machine first."
             )
+        if set(self.skipped) == {"stores"}:
+            return f"{display_name} holds only {counts}: name one of them."
         if not exists:
             message = (
                 f"Nothing matches {display_name}"

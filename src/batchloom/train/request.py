@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, final
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import MissingDependencyError
+from batchloom.core.run_files import RunFiles
 from batchloom.core.settings import (
     Setting,
     convert_int_settings,
@@ -232,13 +233,18 @@ class DataRequest:
         folder = self.media.data_folder if self.stream is None else None
         return MediaOptions(folder=folder, replace=self.missing_media_lists)
 
+    @property
+    def sources(self) -> set[str]:
+        """Options that name the data."""
+        return {name for name in _SOURCES if getattr(self, name) is not None}
+
     def problems(self, *, is_resumed: bool = False) -> list[str]:
         """List the errors of the request, by the names of the options.
 
         A run that is resumed remembers its data.
         """
         problems = _find_exclusive_options(self, *combinations(_SOURCES, 2))
-        sources = {name for name in _SOURCES if getattr(self, name) is not None}
+        sources = self.sources
         if not sources and not is_resumed:
             problems.append(
                 "--data: missing; give the folder of a store (batchloom prepare makes one), --mixture with several "
@@ -301,6 +307,10 @@ class TrainRequest:
     ] = None
 
     def __post_init__(self) -> None:
+        is_forgotten = not self.resume and not self.data.sources and RunFiles(self.run_path).description.is_file()
+        if is_forgotten:
+            remedy = "give --resume, or for a new run data and another --out"
+            raise_problems([f"--resume: missing; {self.run_path} holds a run: {remedy}"])
         problems = self.data.problems(is_resumed=self.resume)
         problems += self._find_name_problems()
         if self.stop_at is not None and self.stop_at < 1:

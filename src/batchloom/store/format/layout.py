@@ -14,6 +14,7 @@ from batchloom.core.errors import StoreMissingError
 from batchloom.core.files import describe_missing_path
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.core.wording import format_count, format_list
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "dataset_metadata.json"
@@ -52,6 +53,7 @@ TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {"uint16": np.dtype("<u2"), "int
 UINT16_VOCABULARY = 65_500
 # Largest vocabulary whose ids fit into 16 bits.
 UINT16_IDS = 1 << 16
+_MAX_LISTED = 4
 
 
 def choose_token_dtype(name: str, vocab_size: int) -> str:
@@ -132,6 +134,10 @@ def _describe_missing_store(path: Path) -> str:
         return f"{lead}a Megatron prefix is a pair of files, and {partner_path.name} is missing."
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return f"{lead}this is a YAML file. If it names stores and weights, it is a mixture: --mixture {path}"
+    stores = sorted(manifest.parent.name for manifest in path.glob(f"*/{MANIFEST_NAME}"))
+    if stores:
+        count = format_count(len(stores), "store")
+        return f"{path} is a folder of {count}: name one of them ({format_list(stores, _MAX_LISTED)}), or a mixture."
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         kind = "file" if path.is_file() else f"folder without {MANIFEST_NAME}"
         return (
