@@ -15,7 +15,7 @@ import zstandard
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.cli import run_command_line
-from batchloom.core.errors import DamagedFileError, SchemaError
+from batchloom.core.errors import DamagedFileError, SchemaError, TooManyBadRecordsError
 from batchloom.preparation import Note, convert
 from batchloom.preparation.report.report import read_report
 from batchloom.sources import PartReader
@@ -282,6 +282,51 @@ def test_the_report_lists_every_file_that_is_left_out(rows_and_a_table, tmp_path
     assert {file.name for file in report.left_out} == {f"mixed/{name}" for name in names}
     page = (tmp_path / "s/report.html").read_text()
     assert all(file.reason.startswith(file.name) and file.name in page for file in report.left_out)
+
+
+BAD_CSV = "# a comment\nsymbol,text\n" + "".join(f"S{number},a text\n" for number in range(30))
+
+
+def test_a_file_without_a_usable_record_is_left_out(rows_and_a_table, tmp_path):
+    (rows_and_a_table / "x.csv").unlink()
+    for number in range(30):
+        (rows_and_a_table / f"{number}.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (rows_and_a_table / "bad.csv").write_text(BAD_CSV)
+    (rows_and_a_table / "one.jsonl").write_text('{"text": "a good one"}\n{"text": 1\n')
+    with pytest.raises(DamagedFileError, match=r"^31 files cannot be read; --allow-skipped leaves such files out:\n"):
+        batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert not batchloom.doctor(rows_and_a_table, tokenizer="bytes").sound
+    options = {**PREPARE, "allow_skipped": True}
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **options)
+    assert (result.counts.documents, result.counts.quarantined) == (151, 62)
+    reasons = {file.name: file.reason for file in read_report(tmp_path / "s").left_out}
+    assert len(reasons) == 31
+    assert "0xe9 at offset 3 is not valid UTF-8" in reasons["mixed/0.txt"]
+    assert reasons["mixed/bad.csv"].startswith("mixed/bad.csv: all its 31 records are bad, first: 2 fields where")
+    assert not batchloom.check(tmp_path / "s").faults
+    again = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **options)
+    assert again.already_done
+    assert "Left out of mixed: 31 files that cannot be read:" in again.notes
+    diagnosis = batchloom.doctor(rows_and_a_table, tokenizer="bytes", allow_skipped=True)
+    assert diagnosis.sound
+    assert "Left out of mixed: 31 files that cannot be read:" in diagnosis.warnings
+    with pytest.raises(DamagedFileError):
+        batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    with pytest.raises(TooManyBadRecordsError):
+        batchloom.prepare(rows_and_a_table, out=tmp_path / "s", max_bad=0, **options)
+
+
+def test_bad_records_of_few_files_need_no_consent(rows_and_a_table, tmp_path):
+    (rows_and_a_table / "x.csv").unlink()
+    for number in range(5):
+        (rows_and_a_table / f"{number}.txt").write_bytes(b"caf\xe9")
+    result = batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE)
+    assert (result.counts.documents, result.counts.quarantined) == (150, 5)
+    assert "Left out of mixed: 5 files that cannot be read:" in result.notes
+    assert batchloom.prepare(rows_and_a_table, out=tmp_path / "s", **PREPARE).already_done
+    (rows_and_a_table / "bad.csv").write_text(BAD_CSV)
+    with pytest.raises(TooManyBadRecordsError):
+        batchloom.prepare(rows_and_a_table / "bad.csv", out=tmp_path / "t", **PREPARE)
 
 
 def test_a_damaged_archive_is_left_out_of_a_folder(rows_and_a_table, tmp_path):

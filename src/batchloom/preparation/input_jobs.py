@@ -1,16 +1,15 @@
 """Jobs of listed inputs: a new store, or the next generation of a store."""
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import final
 
-from batchloom.core.errors import DamagedFileError, InputError, SchemaError, StoreConflictError, TooManyBadRecordsError
+from batchloom.core.errors import InputError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.process_state import pause_gc
 from batchloom.preparation.append import check_same_recipe, read_base_manifest, read_tokenizer_state, select_new_inputs
 from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.listing.input_listing import is_named, leave_out_unfit
+from batchloom.preparation.listing.unfit_files import UnfitFile, find_unfit, leave_out_read, leave_out_unfit
 from batchloom.preparation.phases import prepare_notes
 from batchloom.preparation.prepare_run import PrepareRun
 from batchloom.preparation.report.progress import PrepareLog, PrepareResult, make_result, subtract_base
@@ -21,8 +20,8 @@ from batchloom.preparation.resumable_job import run_job
 from batchloom.preparation.settings.recipe import Recipe, count_allowed_bad
 from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.work_folder import WorkFolder
-from batchloom.sources import SourceListing, prefetch_sources
-from batchloom.sources.files import Source, Spool
+from batchloom.sources import SourceListing
+from batchloom.sources.files import Spool
 from batchloom.store import Manifest, read_manifest
 from batchloom.store.format import QUARANTINE_NAME, SMALL_FILE_LIMIT
 
@@ -84,7 +83,7 @@ class PrepareJob:
             parsers = RecordParsers(self._request.recipe, self._settings.limits)
             unfit = []
             with contextlib.suppress(InputError):
-                unfit = _find_unfit(self._listing.sources, parsers, self._request.recipe)
+                unfit = find_unfit(self._listing.sources, parsers, self._request.recipe)
             if not unfit:
                 raise
             fitting = leave_out_unfit(self._listing, unfit, self._request.recipe)
@@ -99,12 +98,16 @@ class PrepareJob:
             manifest = job.find_finished_store(out, self._report)
         if manifest is None:
             return None
-        _check_bad_records(manifest, request.recipe, out)
+        sources = {source.name: source for source in listing.sources}
+        unfit = [
+            UnfitFile(sources[entry.name], entry.damage, sum(part.records for part in entry.parts))
+            for entry in manifest.sources
+            if entry.damage and entry.name in sources
+        ]
+        allowed_bad = _check_bad_records(manifest, sum(file.bad for file in unfit), request.recipe, out)
         notes: tuple[str, ...] = ()
-        damage = {entry.name: entry.damage for entry in manifest.sources if entry.damage}
-        left_out = [source for source in listing.sources if source.name in damage]
-        if damaged := [(source, DamagedFileError(damage[source.name])) for source in left_out]:
-            fitting = leave_out_unfit(listing, damaged, request.recipe)
+        if unfit:
+            fitting = leave_out_read(listing, unfit, request.recipe, allowed_bad)
             self._log.report(prepare_notes.describe_listing(fitting))
             notes = fitting.notes
         return make_result(
@@ -124,7 +127,7 @@ class PrepareJob:
         recipe = self._request.recipe
         parsers = RecordParsers(recipe, self._settings.limits)
         listing = self._listing
-        if unfit := _find_unfit(listing.sources, parsers, recipe):
+        if unfit := find_unfit(listing.sources, parsers, recipe):
             listing = leave_out_unfit(listing, unfit, recipe)
             self._log.report(prepare_notes.describe_listing(listing))
         run = PrepareRun(work, self._request, listing, self._settings, self._log, parsers)
@@ -160,7 +163,7 @@ class AppendJob:
         """Select the inputs that are new and can be read."""
         recipe = self._request.recipe
         new_inputs = select_new_inputs(listing, self._base, self._out, hashed=self._settings.hash_inputs)
-        unfit = _find_unfit(new_inputs.sources, self._parsers, recipe)
+        unfit = find_unfit(new_inputs.sources, self._parsers, recipe)
         if not unfit:
             return new_inputs
         # All inputs, and not only the new ones, decide whether too many cannot be read.
@@ -202,26 +205,6 @@ class AppendJob:
         return run
 
 
-def _find_unfit(
-    sources: Sequence[Source], record_parsers: RecordParsers, recipe: Recipe
-) -> list[tuple[Source, InputError]]:
-    """Return files of folders and archives that are damaged or fit no schema.
-
-    Raises:
-        DamagedFileError: a file that an input names is damaged.
-        SchemaError: a file that an input names fits none.
-    """
-    unfit: list[tuple[Source, InputError]] = []
-    for source in prefetch_sources(sources, lambda item: item):
-        try:
-            record_parsers.get_parser(source)
-        except (DamagedFileError, SchemaError) as error:
-            if is_named(source, recipe):
-                raise
-            unfit.append((source, error))
-    return unfit
-
-
 def _check_input_count(files: int) -> None:
     """Raise, before any work, if the manifest would be too large to read."""
     if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
@@ -231,12 +214,18 @@ def _check_input_count(files: int) -> None:
         )
 
 
-def _check_bad_records(manifest: Manifest, recipe: Recipe, out: Path) -> None:
-    """Raise if a finished store was made of more bad records than are allowed now."""
-    bad = manifest.counts.quarantined
+def _check_bad_records(manifest: Manifest, unfit: int, recipe: Recipe, out: Path) -> int:
+    """Raise if a finished store was made of more bad records than are allowed now.
+
+    Returns:
+        How many more are allowed, of which ``unfit`` are in files that are left out.
+    """
+    bad = manifest.counts.quarantined - unfit
     records = manifest.counts.records
-    if bad > count_allowed_bad(recipe.max_bad, records):
+    allowed = count_allowed_bad(recipe.max_bad, records)
+    if bad > allowed:
         raise TooManyBadRecordsError(
             f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
             f"allows; they are listed in {out / QUARANTINE_NAME}. Fix the input, or give its --max-bad."
         )
+    return allowed - bad

@@ -61,7 +61,14 @@ from batchloom.preparation.documents import (
     make_media_encoder,
 )
 from batchloom.preparation.identity import make_cleaner
-from batchloom.preparation.listing import is_named, leave_out_unfit, list_inputs
+from batchloom.preparation.listing import (
+    UnfitFile,
+    find_whole_files,
+    is_named,
+    leave_out_read,
+    leave_out_unfit,
+    list_inputs,
+)
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import resolve_inputs
 from batchloom.preparation.settings import count_allowed_bad
@@ -195,6 +202,8 @@ class Examination:
         self.faults: list[str] = []
         self._warnings: list[str] = []
         self.bad: list[BadFacts] = []
+        # Files without a usable record.
+        self._unusable: list[UnfitFile] = []
         self._bad_by_source: Counter[str] = Counter()
         self.beginning = ""
         self.groups = self._group_sources()
@@ -347,7 +356,10 @@ class Examination:
         sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._collect_bad, bad_records))
         chat = self._encoder.chat if self._encoder else None
         context = replace(self._context, encode_sample=partial(self._encode, group), chat_encoder=chat)
-        tokenizer = make_unit_tokenizer(parts, context, sink, self._receive)
+        # Of a file that is read in part, the rest may be usable.
+        complete = {number for number, (_, max_characters) in enumerate(sampled_parts) if max_characters is None}
+        whole_files = find_whole_files(parts, self._recipe) & complete
+        tokenizer = make_unit_tokenizer(parts, context, sink, self._receive, whole_files)
         prefetched = prefetch_sources(sampled_parts, lambda part: part[0].source) if bounds else sampled_parts
         for number, (part, max_characters) in enumerate(prefetched):
             try:
@@ -365,6 +377,8 @@ class Examination:
         facts = tokenizer.make_facts()
         for part, counts in zip(parts, facts.parts, strict=True):
             group.count_part(counts)
+            if counts.damage:
+                self._unusable.append(UnfitFile(part.source, counts.damage, counts.bad))
             records_before.append(self._records_before.get(part.source.name, 0))
             self._records_before[part.source.name] = records_before[-1] + counts.records
         for change, alteration in facts.altered.items():
@@ -541,18 +555,29 @@ class Examination:
         """Add a fault if bad records exceed the budget, otherwise a warning."""
         groups = self.groups
         max_bad = self._recipe.max_bad
+        records = sum(group.scale_count(group.records) for group in groups)
         bad_seen = sum(group.bad for group in groups)
+        bad = sum(group.bad * group.scale for group in groups)
+        for file in self._unusable:
+            bad_seen -= file.bad
+            bad -= file.bad * self._group_of[file.source.name].scale
+        allowed = count_allowed_bad(max_bad, records)
+        if self._unusable:
+            try:
+                self._warnings += leave_out_read(
+                    self._listing, self._unusable, self._recipe, allowed - round(bad)
+                ).warnings
+            except DamagedFileError:
+                self.faults += [file.reason for file in self._unusable]
         if not bad_seen:
             return
-        records = sum(group.scale_count(group.records) for group in groups)
-        bad = sum(group.bad * group.scale for group in groups)
         # For a sample, use a lower bound two standard deviations below the count, so that noise causes no fault.
         least = bad if self.sample.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
         fact = f"{round(bad):,} of {records:,} records are bad"
         if not self.sample.complete:
             fact = f"{bad_seen:,} of {sum(group.records for group in groups):,} records in the sample are bad"
             fact += f", an estimated {round(bad):,} in total"
-        if least > count_allowed_bad(max_bad, records):
+        if least > allowed:
             reasons = describe_bad_records(bad, records, self._reasons)
             self.faults.append(f"{fact}, more than --max-bad {max_bad} allows: {reasons}.")
         else:

@@ -373,9 +373,11 @@ def make_unit_tokenizer(
     context: SampleContext,
     sink: MemorySink,
     receive: Callable[[Any], None] = lambda _: None,
+    whole_files: frozenset[int] = frozenset(),
 ) -> UnitTokenizer:
     """Return what ``prepare`` runs over a unit, without files."""
-    return UnitTokenizer(UnitTask(Unit(0, 0, parts), Path(), ""), context, sink, None, receive)
+    unit_task = UnitTask(Unit(0, 0, parts), Path(), "", whole_files=whole_files)
+    return UnitTokenizer(unit_task, context, sink, None, receive)
 
 
 def preview_documents(

@@ -1,25 +1,18 @@
 """Listing of the files of a recipe, without those that cannot be read."""
 
-import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from batchloom.core.addresses import make_input_labels
-from batchloom.core.errors import DamagedFileError, InputError, SchemaError
+from batchloom.core.errors import InputError
 from batchloom.core.wording import format_count
 from batchloom.preparation.listing.json_objects import leave_out_objects
 from batchloom.preparation.listing.record_samples import get_rows, sample_inputs
+from batchloom.preparation.listing.unfit_files import MAX_UNREAD, list_first
 from batchloom.preparation.settings.read_recipe import normalize_encoding
 from batchloom.preparation.settings.recipe import Recipe
-from batchloom.sources import DetectedFile, LeftOutFile, SourceListing, list_sources
-from batchloom.sources.files import Source, Spool
-
-# Files that a note or an error lists; the report of a store lists all.
-_MAX_LISTED = 10
-# Share of the data files or bytes of an input that may be left out.
-_MAX_UNREAD = 0.01
+from batchloom.sources import DetectedFile, SourceListing, list_sources
+from batchloom.sources.files import Spool
 
 
 def list_inputs(
@@ -88,93 +81,14 @@ def _refuse_unread(listing: SourceListing) -> None:
         InputError: names the files, and how to make them readable.
     """
     for unread in listing.unread:
-        if unread.files > _MAX_UNREAD * unread.all_files or unread.bytes > _MAX_UNREAD * unread.all_bytes:
-            lines = _list_first(unread.left_out)
+        if unread.files > MAX_UNREAD * unread.all_files or unread.bytes > MAX_UNREAD * unread.all_bytes:
+            lines = list_first(unread.left_out)
             count = f"{unread.files:,} of {format_count(unread.all_files, 'data file')}"
             raise InputError(
                 "\n".join(
                     [f"{unread.input}: {count} cannot be read: mend them, or --allow-skipped leaves them out:", *lines]
                 )
             )
-
-
-def _list_first(files: Sequence[LeftOutFile], others: str = "") -> list[str]:
-    """Return lines about the first files, and one with the number of the ``others``.
-
-    A long reason that files share is written once.
-    """
-    lines = []
-    seen: set[str] = set()
-    for file in files[:_MAX_LISTED]:
-        reason = file.reason.removeprefix(file.name)
-        lines.append(f"  {file.name}: likewise" if reason in seen else f"  {file.reason}")
-        seen.add(reason)
-    if len(files) > _MAX_LISTED:
-        lines.append(f"  and {len(files) - _MAX_LISTED:,} more{others}")
-    return lines
-
-
-def is_named(source: Source, recipe: Recipe) -> bool:
-    """Return whether an input names this file itself, not its folder or archive."""
-    return source.member is None and source.path == recipe.inputs[source.input]
-
-
-def leave_out_unfit(
-    listing: SourceListing, unfit: Sequence[tuple[Source, InputError]], recipe: Recipe
-) -> SourceListing:
-    """Leave out files of folders and archives that are damaged or fit no schema.
-
-    The notes of the result are those about these files.
-
-    Raises:
-        InputError: they are more than 1 % of the files or bytes of an input, without ``allow_skipped``.
-    """
-    left_out = [LeftOutFile(source.name, str(error)) for source, error in unfit]
-    notes = []
-    for number, label in enumerate(make_input_labels(recipe.inputs)):
-        indices = [index for index, (source, _) in enumerate(unfit) if source.input == number]
-        if not indices:
-            continue
-        files = [left_out[index] for index in indices]
-        sizes = [source.size for source in listing.sources if source.input == number]
-        unfit_bytes = sum(unfit[index][0].size for index in indices)
-        is_too_much = len(files) > _MAX_UNREAD * len(sizes) or unfit_bytes > _MAX_UNREAD * sum(sizes)
-        if is_too_much and not recipe.reading.allow_skipped:
-            others = len(unfit) < len(listing.sources)
-            remedy = "; --allow-skipped leaves such files out" if others else ""
-            first = unfit[indices[0]][1]
-            raise _make_unfit_error(first, files, remedy) from first
-        notes.append(f"Left out of {label}: {format_count(len(files), 'file')} that cannot be read:")
-        notes += _list_first(files, " (report.json of the store lists all)")
-    names = {source.name for source, _ in unfit}
-    sources = [source for source in listing.sources if source.name not in names]
-    if not sources:
-        raise unfit[0][1]
-    return replace(
-        listing,
-        sources=sources,
-        notes=tuple(notes),
-        warnings=tuple(notes),
-        left_out=(*listing.left_out, *left_out),
-    )
-
-
-def _make_unfit_error(first: InputError, files: Sequence[LeftOutFile], remedy: str) -> InputError:
-    """Return the error for too many files that cannot be read; it lists the first."""
-    reason = f"{str(first).rstrip('.')}{remedy}."
-    if len(files) > 1:
-        reason = "\n".join([f"{len(files):,} files cannot be read{remedy}:", *_list_first(files)])
-    if isinstance(first, SchemaError):
-        return SchemaError(reason, first.columns, first.suggestion)
-    return DamagedFileError(reason)
-
-
-def describe_exclusion(source: Source) -> str:
-    """Describe how to leave out a file, or the archive that it is in."""
-    name = source.name if source.member is None else source.member.archive.name
-    # A comma separates patterns.
-    pattern = re.sub(r"[\[*?]", r"[\g<0>]", name).replace(",", "?")
-    return f"To leave it out: --exclude {shlex.quote(pattern)}"
 
 
 def _describe_input(recipe: Recipe, number: int) -> str:

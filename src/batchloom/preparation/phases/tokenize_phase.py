@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import DamagedFileError, InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.preparation.documents.encoded_batch import ROUNDED_WEIGHTS, UNTRAINED_RULE
-from batchloom.preparation.listing.input_listing import describe_exclusion, is_named, leave_out_unfit
+from batchloom.preparation.listing.unfit_files import UnfitFile, check_may_leave_out, find_whole_files, leave_out_read
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.phases.unit_names import SegmentSearch
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
@@ -27,7 +27,6 @@ from batchloom.preparation.units.units import (
 from batchloom.preparation.units.work_folder import Alteration, TokenizedUnit, UnitFacts, WorkFolder, read_unit_facts
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
 from batchloom.sources import ReadRules, SourceListing, format_record_name, make_bad_record_error
-from batchloom.sources.files import Source
 
 # Damaged files that are named when they are met; all are listed at the end.
 _MAX_NOTED = 5
@@ -67,7 +66,7 @@ class TokenizePhase:
                     sum(part.records for part in facts.parts),
                     facts.documents,
                     facts.tokens,
-                    sum(part.bad for part in facts.parts),
+                    _count_bad(facts),
                 )
                 self._keep(unit.number, facts)
         self.resumed = sum(facts is not None for facts in self._facts)
@@ -85,11 +84,8 @@ class TokenizePhase:
             except UnusableError as error:
                 raise self._make_error(error.unit, error.part, error.bad) from None
         facts = [unit_facts for unit_facts in self._facts if unit_facts is not None]
-        if damaged := self._list_damaged(facts):
-            fitting = leave_out_unfit(self._listing, damaged, self._recipe)
-            self._log.left_out = fitting.left_out
-            for note in fitting.notes:
-                self._log.add_warning(note)
+        self._counters.quarantined = sum(map(_count_bad, facts))
+        self._leave_out_files(facts)
         # The first in input order, not the first that was found.
         first_bad = next(
             ((unit.number, *f.first_bad) for unit, f in zip(self._units, facts, strict=True) if f.first_bad), None
@@ -102,15 +98,23 @@ class TokenizePhase:
             raise InputMissingError(_describe_no_documents(self._counters, facts))
         return [TokenizedUnit(*fields) for fields in zip(self._units, self._folders, facts, strict=True)]
 
-    def _list_damaged(self, facts: Sequence[UnitFacts]) -> list[tuple[Source, DamagedFileError]]:
-        """Return the damaged files, in input order, each once."""
-        damaged: dict[str, tuple[Source, DamagedFileError]] = {}
+    def _leave_out_files(self, facts: Sequence[UnitFacts]) -> None:
+        """Leave out damaged files, and those without a usable record, with a note.
+
+        Raises:
+            InputError: they are too many.
+        """
+        unfit: dict[str, UnfitFile] = {}
         for unit, unit_facts in zip(self._units, facts, strict=True):
             for index, counts in enumerate(unit_facts.parts):
                 if counts.damage:
                     source = unit.parts[index].source
-                    damaged.setdefault(source.name, (source, DamagedFileError(counts.damage)))
-        return [*damaged.values()]
+                    unfit.setdefault(source.name, UnfitFile(source, counts.damage, counts.bad))
+        if unfit:
+            fitting = leave_out_read(self._listing, [*unfit.values()], self._recipe, self._counters.count_allowed())
+            self._log.left_out = fitting.left_out
+            for note in fitting.notes:
+                self._log.add_warning(note)
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
         """Store the results of a unit and merge its report into the others."""
@@ -132,6 +136,7 @@ class TokenizePhase:
                 self._work.attempt,
                 excluded=segments.excluded[unit.number] if segments else (),
                 repeated=repeated_files,
+                whole_files=find_whole_files(unit.parts, self._recipe),
             )
             for unit in pending_units
         }
@@ -187,10 +192,7 @@ class TokenizePhase:
 
     def _note_damage(self, number: int, damaged: DamagedPart) -> None:
         part = self._units[number].parts[damaged.part]
-        if is_named(part.source, self._recipe):
-            raise DamagedFileError(damaged.reason)
-        if (part.start, part.stop) != (0, part.source.size):
-            raise DamagedFileError(f"{damaged.reason} {describe_exclusion(part.source)}")
+        check_may_leave_out(part, damaged.reason, self._recipe)
         is_new = part.source.name not in self._damaged_names
         self._damaged_names.add(part.source.name)
         if is_new and len(self._damaged_names) <= _MAX_NOTED:
@@ -250,6 +252,11 @@ class TokenizePhase:
                 return None
             record_count += sum(facts.parts[index].records for index in part_indices) if facts else 0
         return record_count
+
+
+def _count_bad(facts: UnitFacts) -> int:
+    """Count bad records, without those of files that are left out."""
+    return sum(part.bad for part in facts.parts if not part.damage)
 
 
 def _describe_no_documents(counters: JobCounters, facts: Sequence[UnitFacts]) -> str:

@@ -210,6 +210,10 @@ class JobCounters:
                 f"{format_count(self.quarantined, 'bad record')} in the first {self.records:,}"
             )
 
+    def count_allowed(self) -> int:
+        """Count the records that may be bad besides those that are."""
+        return count_allowed_bad(self._max_bad, self.records) - self.quarantined
+
     def check_bad_records(self) -> None:
         """Raise if more of all records are bad than ``max_bad`` allows."""
         if self.quarantined > count_allowed_bad(self._max_bad, self.records):

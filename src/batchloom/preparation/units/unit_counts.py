@@ -1,5 +1,6 @@
 """Counts of a unit while it is tokenized: by part, by step and for progress."""
 
+from collections.abc import Collection
 from typing import final
 
 import msgspec
@@ -20,26 +21,48 @@ from batchloom.preparation.units.unit_report import (
 from batchloom.preparation.units.units import Unit, UnitProgress
 from batchloom.preparation.units.work_folder import Alteration, PartCounts, UnitFacts
 from batchloom.preparation.workers.protocols import MessageCallback
+from batchloom.sources.files import Source
+from batchloom.sources.formats import FORMATS
+
+
+@final
+class _BadCounts:
+    """Bad records: their number, the first of them with its part, and their reasons."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: tuple[int, BadRecord] | None = None
+        self.reasons = ReasonCounts()
+
+    def add(self, count: int, first: tuple[int, BadRecord]) -> None:
+        self.count += count
+        if self.first is None or (first[0], first[1].record) < (self.first[0], self.first[1].record):
+            self.first = first
 
 
 @final
 class UnitCounts:
     """Counts of a unit that is being read; sends its progress.
 
+    The bad records of a file that may be left out are not reported before it has another record.
+
     Attributes:
         parts: counts of each part.
         statistics: statistics for the report.
     """
 
-    def __init__(self, unit: Unit, send_message: MessageCallback) -> None:
+    def __init__(self, unit: Unit, whole_files: Collection[int], send_message: MessageCallback) -> None:
         self._unit = unit
+        self._whole_files = whole_files
         self._send_message = send_message
         self.parts = [PartCounts() for _ in unit.parts]
         self.statistics = UnitStatistics()
         # Reports list steps in the order of their first flow.
         self.statistics.flow(StepFlow(step="read"))
         self._progress = UnitProgress()
-        self._reasons = ReasonCounts()
+        self._bad = _BadCounts()
+        self._held_bad: tuple[int, _BadCounts] | None = None
+        self._first_reasons: dict[int, str] = {}
         self._alterations: dict[str, Alteration] = {}
 
     def report_progress(self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0) -> None:
@@ -54,17 +77,41 @@ class UnitCounts:
         )
         self._send_message(self._progress)
 
+    def begin_part(self, number: int) -> None:
+        """Begin to read a part, whose bad records are held back if it may be left out."""
+        self._held_bad = (number, _BadCounts()) if number in self._whole_files else None
+
+    def release_bad(self) -> None:
+        """Report the bad records of the current part if it has another record."""
+        if self._held_bad is None:
+            return
+        number, held = self._held_bad
+        counts = self.parts[number]
+        if counts.bad == counts.records:
+            return
+        self._held_bad = None
+        if held.first is not None:
+            for count, reason in held.reasons.values():
+                count_reason(self._bad.reasons, reason, count)
+            self._bad.add(held.count, held.first)
+            self._report_bad()
+
     def count_bad(self, number: int, bad_records: list[BadRecord]) -> None:
         """Count bad records of a part."""
         self.parts[number].bad += len(bad_records)
-        first = min(
-            (self._progress.first_bad or (number, bad_records[0]), (number, bad_records[0])),
-            key=lambda candidate: (candidate[0], candidate[1].record),
-        )
-        for candidate in bad_records:
-            count_reason(self._reasons, candidate.reason)
+        self._first_reasons.setdefault(number, bad_records[0].reason)
+        is_held = self._held_bad is not None and self._held_bad[0] == number
+        counts = self._held_bad[1] if self._held_bad is not None and is_held else self._bad
+        counts.add(len(bad_records), (number, bad_records[0]))
+        for bad_record in bad_records:
+            count_reason(counts.reasons, bad_record.reason)
+        if not is_held:
+            self._report_bad()
+
+    def _report_bad(self) -> None:
+        bad = self._bad
         self._progress = msgspec.structs.replace(
-            self._progress, bad=self._progress.bad + len(bad_records), first_bad=first, reasons=dict(self._reasons)
+            self._progress, bad=bad.count, first_bad=bad.first, reasons=dict(bad.reasons)
         )
         self._send_message(self._progress)
 
@@ -125,7 +172,11 @@ class UnitCounts:
             stages: time of each stage.
         """
         parts = self.parts
-        for part in parts:
+        for number, part in enumerate(parts):
+            if number in self._whole_files and part.records and part.bad == part.records:
+                part.damage = _describe_unusable(
+                    self._unit.parts[number].source, part.records, self._first_reasons[number]
+                )
             used = part.documents + part.bad + sum(part.dropped.values())
             part.empty = part.records + part.further - used
         if empty := sum(part.empty for part in parts):
@@ -139,3 +190,11 @@ class UnitCounts:
             altered=self._alterations,
             report=self.statistics.report(stages),
         )
+
+
+def _describe_unusable(source: Source, records: int, first_reason: str) -> str:
+    """Describe a file of which every record is bad."""
+    if not FORMATS[source.kind].method and records == 1:
+        return f"{source.name} cannot be used: {first_reason}."
+    which = "its only record is bad" if records == 1 else f"all its {records:,} records are bad, first"
+    return f"{source.name}: {which}: {first_reason}."

@@ -82,7 +82,7 @@ class UnitTokenizer:
         self._encoder = encoder
         self._send_message = send_message
         self._isolation = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded)
-        self._counts = UnitCounts(unit_task.unit, send_message)
+        self._counts = UnitCounts(unit_task.unit, unit_task.whole_files, send_message)
         self._stopwatch = Stopwatch()
         line_deduplicator = (
             LineDeduplicator(unit_task.repeated, unit_task.unit.number, context.dedup.repeat_unit)
@@ -111,6 +111,7 @@ class UnitTokenizer:
         record_parser = self._context.record_parsers.get_parser(part.source)
         if not self._batch.accepts(record_parser):
             self.flush()
+        self._counts.begin_part(number)
         consumed = 0
         for record_batch in self._stopwatch.time_each("read", reader):
             bytes_consumed = reader.consumed
@@ -123,6 +124,7 @@ class UnitTokenizer:
             self._files.add_columns(number, record_batch.columns)
             for record_slice, is_suspected in self._isolation.split_batch(number, record_batch):
                 self._ingest_records(number, record_slice, record_parser, is_suspected=is_suspected)
+            self._counts.release_bad()
             yield
         counts.hash = reader.finish().hex()
         counts.start = reader.start

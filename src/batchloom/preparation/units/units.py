@@ -164,6 +164,7 @@ class UnitTask:
         excluded: records to skip, each with the reason.
         repeated: files that list repeated lines or paragraphs.
         repeat_unit: only write the keys of its lines or paragraphs; None to tokenize it.
+        whole_files: parts that are files which may be left out, if every record of them is bad.
     """
 
     unit: Unit
@@ -173,6 +174,7 @@ class UnitTask:
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
     repeat_unit: RepeatUnit | None = None
+    whole_files: frozenset[int] = frozenset()
 
 
 class UnusableError(InputError):

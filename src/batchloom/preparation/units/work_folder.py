@@ -58,7 +58,7 @@ KEYS_SUFFIX = ".keys"
 DUPLICATES_SUFFIX = ".rows"
 DROPS_SUFFIX = ".drops"
 # Version of the temporary files; a job of another version starts over.
-WORK_VERSION = 11
+WORK_VERSION = 12
 _ENCODED_SOURCES = 1 << 14
 
 
@@ -66,7 +66,7 @@ class PartCounts(msgspec.Struct):
     """Counts of one part; ``hash`` is the XXH3-128 of its decompressed bytes.
 
     ``further`` counts documents beyond the first of each record, ``truncated`` records whose documents were cut.
-    ``damage`` describes the damage of a file that is left out.
+    ``damage`` says why a file is left out: it is damaged, or all its records are bad.
     """
 
     start: int = 0
