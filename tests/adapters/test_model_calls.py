@@ -220,6 +220,31 @@ def test_the_state_of_a_run_is_unchanged(store):
     assert [module.training for module in model.modules()].count(False) == 1
 
 
+def test_layers_that_begin_as_zeros_are_tried_again_when_they_were_trained(store):
+    """Without attention documents do not see each other, whatever the form of the call."""
+    model = make_tiny_model("llama").train()
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    batch = batchloom.Loader(store, **SIZES)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(**batch).loss.backward()
+    optimizer.step()
+    with pytest.raises(TrainError, match="see each other"):
+        model(**batch)
+
+
+def test_a_short_convolution_into_the_next_document_is_refused(store):
+    """It reaches two tokens, and with weights of a beginning it changes them little."""
+    sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(
+        **sizes, num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"]
+    )
+    model = transformers.Lfm2ForCausalLM(config).eval()
+    with pytest.raises(TrainError, match="see each other"):
+        model(**batchloom.Loader(store, **SIZES)[0], use_cache=False)
+
+
 def test_an_output_layer_of_zeros_is_tried_again(store):
     model, batch = make_tiny_model("llama"), batchloom.Loader(store, **SIZES)[0]
     weight = model.lm_head.weight.data.clone()
