@@ -200,7 +200,7 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
     newer = batchloom.Loader(open_store(tmp_path), **settings)
     with pytest.raises(
         StateError,
-        match=r"made on generation 1 of .* generation 3 is open. .*generation=1\)",
+        match=r"made on generation 1 of .* generation 3 is open. .*generation=1, removals=3\)",
     ):
         newer.load_state_dict(state)
     compact_store(tmp_path)

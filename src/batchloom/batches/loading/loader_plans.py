@@ -67,8 +67,9 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
     store.reader.read_manifest(number)
     raise StateError(
         f"The state was made on generation {number} of {store.location.name}, but generation "
-        f"{store.location.generation} is open. To resume exactly, give open_store({store.location.name!r}, "
-        f"{store.split!r}, generation={number})."
+        f"{store.location.generation} is open. Give open_store({store.location.name!r}, {store.split!r}, "
+        f"generation={number}, removals={newest.generation}), which serves documents that were removed since as "
+        "padding; without removals= they are trained."
     )
 
 
