@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom.batches.assembly import find_kernel
 from batchloom.core.native import SOURCES, compile_library, find_compiler, get_library_path
-from batchloom.store.format import install_short_file_handler
+from batchloom.store.format import find_mapped_files_library
 from batchloom.testing import write_store
 from batchloom.text.words import count_words, find_word_kernel
 
@@ -33,7 +33,7 @@ USERS = {
     "kernel": ("batchloom.batches.assembly.array_filling.KERNEL_SOURCE", find_kernel, fill_batch),
     "mapped_files": (
         "batchloom.store.format.megatron_index.MAPPED_FILES_SOURCE",
-        install_short_file_handler,
+        find_mapped_files_library,
         fill_batch,
     ),
     "words": ("batchloom.text.words.WORDS_SOURCE", find_word_kernel, split_text),
@@ -147,10 +147,32 @@ def test_a_file_that_becomes_shorter_while_it_is_mapped_is_named(tmp_path, handl
     assert ("Fatal Python error: Bus error" in result.stderr) == (handler == "faulthandler")
 
 
+IN_A_WORKER = """
+import os
+import batchloom
+from torch.utils.data import DataLoader
+from batchloom.adapters.pytorch import LoaderIterable
+loader = batchloom.Loader(batchloom.open_store("s"), seq_len=4000, global_batch_size=1, rank=0, world_size=1)
+batches = iter(DataLoader(LoaderIterable(loader), batch_size=None, num_workers=1, prefetch_factor=1))
+next(batches)
+os.truncate("s/train/shard_00000.bin", 10)
+list(batches)
+"""
+
+
+@needs_compiler
+def test_a_worker_of_a_dataloader_names_the_file_too(tmp_path):
+    pytest.importorskip("torch")
+    write_store(tmp_path / "s", [[1] * 4000] * 100)
+    command = [sys.executable, "-c", IN_A_WORKER]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "s/train/shard_00000.bin became shorter while it was read" in result.stderr
+
+
 @needs_compiler
 def test_a_signal_of_another_process_is_not_swallowed():
     code = (
         "import os, signal; from batchloom.store.format import install_short_file_handler as install;"
-        "assert install() is not None; install.cache_clear(); install(); os.kill(os.getpid(), signal.SIGBUS)"
+        "assert install() is not None; install(); os.kill(os.getpid(), signal.SIGBUS)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGBUS

@@ -36,6 +36,7 @@ from batchloom.batches.loading import (
     require_plan_feed,
 )
 from batchloom.core.errors import InputError, StateError, TrainError
+from batchloom.store.format import install_short_file_handler
 
 # Loaders of this process whose batches are made by workers, by the token in those batches.
 _LIVE_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
@@ -82,6 +83,8 @@ class _WorkerLoader:
     def loader(self) -> Loader:
         """Return this process's copy, made on first use."""
         if self._copy is None or self._copy[0] != os.getpid():
+            # A worker of a DataLoader begins with torch's handler, which names no file.
+            install_short_file_handler()
             self._copy = (os.getpid(), reopen_loader(*self._settings, self._state))
         return self._copy[1]
 

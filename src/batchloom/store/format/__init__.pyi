@@ -57,6 +57,7 @@ from .media_index import (
 )
 from .megatron_index import (
     encode_index as encode_index,
+    find_mapped_files_library as find_mapped_files_library,
     install_short_file_handler as install_short_file_handler,
     iter_index_chunks as iter_index_chunks,
     map_index as map_index,

@@ -67,15 +67,15 @@ static void name_file(int number, siginfo_t *info, void *context) {
         raise(number);
 }
 
-/* Installs the handler once; others keep their effect. */
+/* Installs the handler before the present one, which keeps its effect, unless it is that already. */
 int64_t batchloom_name_short_files(void) {
-    static int is_installed;
-    struct sigaction action;
-    if (__sync_lock_test_and_set(&is_installed, 1))
+    struct sigaction action, present;
+    if (sigaction(SIGBUS, NULL, &present) || present.sa_sigaction == name_file)
         return 0;
+    previous = present;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = name_file;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
-    return sigaction(SIGBUS, &action, &previous);
+    return sigaction(SIGBUS, &action, NULL);
 }

@@ -170,16 +170,21 @@ def map_index(path: Path) -> MegatronIndex:
     )
 
 
-@cache
 def install_short_file_handler() -> ctypes.CDLL | None:
     """Install the handler that names a file that becomes shorter.
 
-    Return its library, None without a compiler.
+    Return its library, None without a compiler. Call it again where another library has installed its own since.
     """
-    library = find_library(MAPPED_FILES_SOURCE, "A file that becomes shorter while it is read is not named")
+    library = find_mapped_files_library()
     if library is not None:
         library.batchloom_name_short_files()
     return library
+
+
+@cache
+def find_mapped_files_library() -> ctypes.CDLL | None:
+    """Return the library that names files that become shorter; None without a compiler."""
+    return find_library(MAPPED_FILES_SOURCE, "A file that becomes shorter while it is read is not named")
 
 
 def map_file(path: Path) -> memoryview:
