@@ -51,6 +51,16 @@ def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
         run_stream(input_file, tmp_path / "two", {"seed": 5}, resume=True)
 
 
+def test_patterns_choose_the_files_of_a_stream(tmp_path, input_file):
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "sums.jsonl").write_bytes(input_file.read_bytes())
+    (folder / "notes.md").write_text("other " * 400)
+    run_stream(folder, tmp_path / "run", {"steps": 2}, options={"exclude": "*.md"})
+    run_stream(folder / "sums.jsonl", tmp_path / "alone", {"steps": 2})
+    assert read_steps(tmp_path / "run") == read_steps(tmp_path / "alone")
+
+
 def test_a_run_on_a_stream_cannot_be_edited(tmp_path, input_file, capsys):
     run_stream(input_file, tmp_path / "run", stop_at=2)
     batchloom.prepare(input_file, out=tmp_path / "store", tokenizer="bytes")

@@ -56,6 +56,8 @@ _APPLICABLE_SOURCES = {
     "keep": ("stream",),
     "follow_links": ("input_file", "stream"),
     "encoding": ("input_file", "stream"),
+    "include": ("input_file", "stream"),
+    "exclude": ("input_file", "stream"),
     "processor": ("input_file", "stream"),
     "missing_media_lists": ("data", "mixture"),
     "cache": ("data",),
@@ -107,6 +109,16 @@ class StreamOptions:
     ] = None
     encoding: Annotated[
         str | None, DataSetting(help="Encoding of the texts of --input-file or --stream.", shown_default="utf-8")
+    ] = None
+    include: Annotated[
+        str | None,
+        DataSetting(
+            help="Globs of the files of --input-file or --stream to read, as for prepare.", shown_default="all"
+        ),
+    ] = None
+    exclude: Annotated[
+        str | None,
+        DataSetting(help="Globs of the files of --input-file or --stream to leave out.", shown_default="none"),
     ] = None
     follow_links: Annotated[
         bool, DataSetting(help="Follow symbolic links that lead out of an input folder. Without it they are skipped.")

@@ -208,6 +208,8 @@ def _prepare_temporary_store(inputs: Path, data: DataRequest, ranks: RankGroup, 
                 tokenizer=data.tokenizer,
                 media=list_given(data.media) or None,
                 encoding=data.options.encoding,
+                include=data.options.include,
+                exclude=data.options.exclude,
                 follow_links=data.options.follow_links,
                 for_loader=True,
             )
@@ -364,6 +366,8 @@ def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:
         tokenizer=request.tokenizer,
         media=list_given(request.media) or None,
         encoding=options.encoding,
+        include=options.include,
+        exclude=options.exclude,
         follow_links=options.follow_links,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
@@ -419,8 +423,10 @@ def finish_stream_store(data: Stream, request: DataRequest, print_line: PrintLin
 def _format_prepare_command(request: DataRequest) -> str:
     """Return the command that prepares the inputs of a stream, without ``--out``."""
     words = ["batchloom", "prepare", *(request.stream or ())]
-    named = {"tokenizer": request.tokenizer, "encoding": request.options.encoding, **list_given(request.media)}
+    options = request.options
+    files = {"encoding": options.encoding, "include": options.include, "exclude": options.exclude}
+    named = {"tokenizer": request.tokenizer, **files, **list_given(request.media)}
     for name, value in named.items():
         words += [f"--{name.replace('_', '-')}", value] if value is not None else []
-    words += ["--follow-links"] if request.options.follow_links else []
+    words += ["--follow-links"] if options.follow_links else []
     return join([*words, "--dedup", "none", "--no-balance-subsets"])
