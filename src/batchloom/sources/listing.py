@@ -40,6 +40,7 @@ from batchloom.remote import (
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_choice import NOT_SELECTED, FileChoice, describe_nothing_chosen
 from batchloom.sources.files.file_opening import (
+    UTF8_FIRST,
     Compression,
     Spool,
     get_pinned_revision,
@@ -175,6 +176,7 @@ def list_sources(
     PAGE_CACHE.forget()
     clear_status_cache()
     lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
+    lister.has_one_input = len(inputs) == 1
     numbered_inputs = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
     if declared_inputs:
         numbered_inputs.sort(key=lambda item: declared_inputs[item[0]].subset not in ("val", "test"))
@@ -213,6 +215,7 @@ class _SourceLister:
         notes: notes about all inputs.
         links: detector of links that lead out of an input.
         choice: choice of files by patterns.
+        has_one_input: whether there is one input only.
         unchosen: files that inputs name and their patterns leave out: name and declaration.
         detected_files: formats detected by an earlier listing, by absolute path.
         exclude: device and inode of a folder that is skipped; None for none.
@@ -243,6 +246,7 @@ class _SourceLister:
         self.notes = ListingNotes()
         self.links = LinkBounds()
         self.choice = FileChoice()
+        self.has_one_input = False
         self.unchosen: list[tuple[str, DeclaredInput]] = []
         # Number of the input that lists each file, by device and inode, for each split that inputs name: inputs that
         # read different splits of a folder both list all of its files.
@@ -324,7 +328,9 @@ class _InputListing:
         self._lister = lister
         self._label = label
         self._number = number
-        self._declared = declared
+        self._declared = (
+            replace(declared, encoding=f"{UTF8_FIRST}{declared.encoding}") if declared.encoding else declared
+        )
         self._files = files
         self._is_val = is_val
         self._is_stdin = False
@@ -518,6 +524,9 @@ class _InputListing:
         if archive_kind:
             self._add_archive(path, name, file_status, *archive_kind)
             return
+        if self._lister.has_one_input or self._declared.location:
+            # The encoding is that of this file. Several files may be those of a folder that a shell has listed.
+            self._declared = replace(self._declared, encoding=self._declared.encoding.removeprefix(UTF8_FIRST))
         verdict = self._detect_file(path, name, file_status, detect_kind_by_name(redact_url(path)))
         if verdict.kind is None:
             raise InputError(f"{display_path} is not supported ({verdict.label}): {verdict.remedy}.")

@@ -17,6 +17,7 @@ from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.files import describe_os_error
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.wording import shorten
+from batchloom.sources.files.file_opening import UTF8_FIRST
 from batchloom.sources.files.part_stream import PartStream, ReadRules, Source, SourcePart, open_source
 from batchloom.sources.formats.format_registry import get_read_method, is_splittable
 from batchloom.sources.formats.record_faults import name_encoding
@@ -209,7 +210,7 @@ class PartReader:
 
     def __iter__(self) -> Iterator[Records]:
         batches = self._iter_batches()
-        if encoding := self._stream.source.encoding:
+        if encoding := self._stream.source.encoding.removeprefix(UTF8_FIRST):
             batches = map(partial(name_encoding, encoding=encoding), batches)
         return batches if self._sample is None else self._sample.filter_batches(batches)
 

@@ -221,7 +221,8 @@ class ReadRecipe:
     encoding: Annotated[
         str | None,
         Setting(
-            help="Encoding of text, JSON and CSV files: gb18030, shift_jis, cp1252, utf-16.",
+            help="Encoding of text, JSON and CSV files: gb18030, shift_jis, cp1252, utf-16. In folders and archives it "
+            "applies to files that are not valid UTF-8.",
             check=_find_encoding_problem,
             shown_default="utf-8",
             omit_default=True,

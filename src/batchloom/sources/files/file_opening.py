@@ -173,6 +173,8 @@ ENCODING_BY_MARK = {
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8",
 }
+# Before the encoding of a file that is read as UTF-8 if it is valid UTF-8.
+UTF8_FIRST = "utf-8,"
 # So many characters that are valid UTF-8 are no chance in a text of another encoding.
 _LEAST_CHARACTERS = 3
 _ASCII = bytes(range(128))
@@ -183,19 +185,21 @@ _SCRIPTS = "\u00e9\u042f\u0639\u05d0\u03a9\u0e01\u65e5\ud55c"
 class Transcoder:
     """Reader of a text in another encoding as UTF-8.
 
-    A folder may hold texts of several encodings. A byte order mark decides, else the first characters beyond ASCII: if
-    they are valid UTF-8, the text is UTF-8, and it is refused where few of them fit both. Bytes that the encoding lacks
-    pass unchanged: the record around them is refused unless they form valid UTF-8.
+    A byte order mark decides, else the first characters beyond ASCII: if they are valid UTF-8, the text is UTF-8, but
+    few of them may be chance in a file that is named with its encoding. Bytes that the encoding lacks pass unchanged:
+    the record around them is refused unless they form valid UTF-8.
 
     Args:
         file: the text.
-        encoding: its encoding, as Python names it.
+        encoding: its encoding, as Python names it, after ``UTF8_FIRST`` if few characters suffice for UTF-8: a folder
+            may hold texts of several encodings.
         is_cut: whether the text may end inside a character.
     """
 
     def __init__(self, file: Decompressor, encoding: str, *, is_cut: bool = False) -> None:
         self._file = file
-        self._encoding = encoding
+        self._encoding = encoding.removeprefix(UTF8_FIRST)
+        self._prefers_utf8 = encoding.startswith(UTF8_FIRST)
         self._is_cut = is_cut
         self._decoder: codecs.IncrementalDecoder | None = None
         self._output = b""
@@ -204,7 +208,7 @@ class Transcoder:
         """See :class:`Decompressor`.
 
         Raises:
-            UnicodeError: the text ends inside a character, lacks a byte order mark, or may be of two encodings.
+            UnicodeError: the text ends inside a character, or lacks a byte order mark.
         """
         while not self._output:
             data = self._file.read(size)
@@ -212,7 +216,7 @@ class Transcoder:
                 self._output = data
                 break
             if self._decoder is None:
-                self._encoding = _choose_encoding(data, self._encoding)
+                self._encoding = _choose_encoding(data, self._encoding, prefers_utf8=self._prefers_utf8)
                 self._decoder = codecs.getincrementaldecoder(self._encoding)(_name_handler(self._encoding))
             text = self._decoder.decode(data, final=not data and not self._is_cut)
             self._output = text.encode("utf-8", _name_handler(self._encoding))
@@ -235,12 +239,8 @@ def _extends_ascii(encoding: str) -> bool:
     return not is_stateful and _ASCII.decode(encoding, "replace") == _ASCII.decode()
 
 
-def _choose_encoding(start: bytes, encoding: str) -> str:
-    """Return the encoding of a text by its first bytes, else the given one.
-
-    Raises:
-        UnicodeError: they may be of UTF-8 or of the given one.
-    """
+def _choose_encoding(start: bytes, encoding: str, *, prefers_utf8: bool) -> str:
+    """Return the encoding of a text by its first bytes, else the given one."""
     if marked := next((name for mark, name in ENCODING_BY_MARK.items() if start.startswith(mark)), None):
         return marked
     try:
@@ -252,19 +252,13 @@ def _choose_encoding(start: bytes, encoding: str) -> str:
     characters = len(text) // 4 if is_wide else len(text) - len(text.encode("ascii", "ignore"))
     if "\0" in text or not (characters or is_wide) or not text:
         return encoding
-    if characters >= _LEAST_CHARACTERS:
+    if prefers_utf8 or characters >= _LEAST_CHARACTERS:
         return "utf-8"
     try:
-        other = start.decode(encoding)
+        start.decode(encoding)
     except UnicodeError:
         return "utf-8"
-    if other == text:
-        return encoding
-    excerpt = next(index for index, (one, two) in enumerate(zip(text, other, strict=False)) if one != two)
-    raise UnicodeError(
-        f"it may be UTF-8, which reads {text[excerpt : excerpt + 8]!r}, or {encoding}, which reads "
-        f"{other[excerpt : excerpt + 8]!r}"
-    )
+    return encoding
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:

@@ -17,6 +17,7 @@ from batchloom.core.files import describe_os_error
 from batchloom.remote import stat_remote
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, ArchiveMember, describe_bomb, open_member
 from batchloom.sources.files.file_opening import (
+    UTF8_FIRST,
     Compression,
     DecompressionError,
     Decompressor,
@@ -138,7 +139,8 @@ class Source:
         revision: pinned commit of the repository, so that the file cannot change; else empty.
         input: number of the input that listed it.
         sample: records that are read; None for all.
-        encoding: encoding of its text; empty for UTF-8, and for formats that declare their own.
+        encoding: encoding of its text, as :class:`Transcoder` takes it; empty for UTF-8, and for formats that declare
+            their own.
         subset: subset of all its documents; empty if the hash of each chooses.
     """
 
@@ -439,9 +441,10 @@ class PartStream:
         except InputError:
             raise
         except UnicodeError as error:
-            raise InputError(
-                f"{self.source.name} cannot be read as {self.source.encoding} ({error}): give another --encoding, name "
-                "its own encoding in a manifest (encoding: NAME), or leave it out."
+            encoding = self.source.encoding.removeprefix(UTF8_FIRST)
+            raise DamagedFileError(
+                f"{self.source.name} cannot be read as {encoding} ({error}): give another --encoding, name its own "
+                "encoding in a manifest (encoding: NAME), or leave it out."
             ) from error
         except OSError as error:
             raise InputError(f"{self.source.name} cannot be read: {describe_os_error(error)}.") from error
