@@ -187,7 +187,9 @@ def test_markup_is_named_with_the_option_that_reads_it(tmp_path):
     tree.mkdir()
     for name in ("a.html", "b.htm", "c.svg", "d.min.js", "e.js", "f.txt"):
         (tree / name).write_text(f"<p>text of {name}</p>")
-    notes = batchloom.doctor(tree, tokenizer="bytes").notes
+    diagnosis = batchloom.doctor(tree, tokenizer="bytes", exclude="x*")
+    notes = diagnosis.notes
+    assert diagnosis.commands[0].endswith("--exclude 'x*,*.svg,*.min.*' --clean html")
     assert f"HTML with its tags in 2 files of {tree.name}: --clean html keeps the visible text." in notes
     assert f"SVG drawings in 1 file of {tree.name}: --exclude '*.svg' leaves them out." in notes
     assert f"Minified code in 1 file of {tree.name}: --exclude '*.min.*' leaves it out." in notes

@@ -1,5 +1,6 @@
 """Account of an input: the files that are left out, and notes about the others."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,11 +29,12 @@ _SINGULAR = {
     "special files": "special file",
     "stores": "store",
 }
-# Files that are read as text although hardly any of it is language: what they are, and how to read or leave them out.
+# Files that are read as text although hardly any of it is language: what they are, the setting that reads them well or
+# leaves them out, its value, and its effect.
 _MARKUP = {
-    (".html", ".htm", ".xhtml"): ("HTML with its tags", "--clean html keeps the visible text"),
-    (".svg",): ("SVG drawings", "--exclude '*.svg' leaves them out"),
-    (".min.js", ".min.css"): ("Minified code", "--exclude '*.min.*' leaves it out"),
+    (".html", ".htm", ".xhtml"): ("HTML with its tags", "clean", "html", "keeps the visible text"),
+    (".svg",): ("SVG drawings", "exclude", "*.svg", "leaves them out"),
+    (".min.js", ".min.css"): ("Minified code", "exclude", "*.min.*", "leaves it out"),
 }
 _MARKUP_SUFFIXES = tuple(suffix for suffixes in _MARKUP for suffix in suffixes)
 
@@ -52,10 +54,12 @@ class ListingNotes:
     Attributes:
         notes: all sentences.
         warnings: those of the notes that tell what is left out.
+        proposals: settings that the notes propose, and their values, in order.
     """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.proposals: dict[tuple[str, str], None] = {}
         self.warnings: list[str] = []
 
     def add(self, text: str) -> None:
@@ -152,9 +156,11 @@ class InputAccount:
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
             notes.warn(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
         for suffixes, count in self._markup.items():
-            content, remedy = _MARKUP[suffixes]
-            if content != "HTML with its tags" or declared.keeps_tags:
-                notes.warn(f"{content} in {format_count(count, 'file')} of {label}: {remedy}.")
+            content, setting, value, effect = _MARKUP[suffixes]
+            if setting != "clean" or declared.keeps_tags:
+                files = format_count(count, "file")
+                notes.warn(f"{content} in {files} of {label}: --{setting} {shlex.quote(value)} {effect}.")
+                notes.proposals[setting, value] = None
         if self.unread_suffixes:
             notes.warn(
                 f"Files of samples in {label} with these suffixes are not read: "

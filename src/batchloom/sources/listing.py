@@ -121,6 +121,7 @@ class SourceListing:
         content: content hash by path, if the content was hashed.
         unread: of each input with such files, the data that is left out because of its form.
         left_out: all files with data that are not read.
+        proposals: settings that notes propose, and their values.
     """
 
     sources: Sequence[Source]
@@ -130,6 +131,7 @@ class SourceListing:
     content: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[UnreadData, ...] = ()
     left_out: tuple[LeftOutFile, ...] = ()
+    proposals: tuple[tuple[str, str], ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -200,6 +202,7 @@ def list_sources(
         tuple(lister.notes.warnings),
         tuple(lister.shared),
         unread=tuple(lister.unread),
+        proposals=tuple(lister.notes.proposals),
         left_out=tuple(file for unread in lister.unread for file in unread.left_out),
     )
 

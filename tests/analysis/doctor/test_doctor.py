@@ -541,6 +541,25 @@ def test_records_larger_than_a_sampled_range_are_found(tmp_path):
     assert sample.diagnosis.sources[0].preview[0].tokens == 300_001
 
 
+def test_texts_of_a_sample_are_counted_by_files(tmp_path):
+    for number in range(600):
+        (tmp_path / f"{number}.svg").write_text("<path/>" * Random(number).randrange(1, 900))
+    source = diagnose(tmp_path).sources[0]
+    assert (source.files, source.documents) == (600, 600)
+
+
+def test_a_damaged_file_is_not_counted_among_others(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    good = gzip.compress(b"text\n" + b"a row\n" * 500)
+    (tmp_path / "broken.csv.gz").write_bytes(good[:20])
+    (tmp_path / "good.csv.gz").write_bytes(good)
+    diagnosis = diagnose(tmp_path, allow_skipped=True)
+    assert {source.name.rpartition("/")[2]: source.files for source in diagnosis.sources}["good.csv.gz"] == 1
+    assert not any("broken" in source.name for source in diagnosis.sources)
+    assert any("broken.csv.gz is cut short" in warning for warning in diagnosis.warnings)
+
+
 def test_a_sample_without_a_complete_record_is_faulty(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "' + b"x" * (10 << 20) + b'"}\n{"text": "b"}\n')

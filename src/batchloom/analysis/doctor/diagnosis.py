@@ -114,6 +114,17 @@ def quote_for_shell(word: str) -> str:
     return f"$'{spelled}'"
 
 
+def _join_proposals(reading: ReadRecipe, proposals: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the settings that notes propose, with the values that they have already."""
+    values = {"clean": [step.name for step in reading.clean], "exclude": [*reading.exclude]}
+    joined = {}
+    for name, value in proposals:
+        # The visible text of a page comes before other steps.
+        values[name].insert(0 if name == "clean" else len(values[name]), value)
+        joined[name] = ",".join(values[name])
+    return joined
+
+
 def _make_prepare_commands(
     options: Mapping[str, Any], recipe: Recipe, names: Sequence[str], examination: ExaminationResult
 ) -> list[str]:
@@ -276,6 +287,7 @@ def doctor(
         {"tokenizer": recipe.tokenizer} if "tokenizer" in given or recipe.tokenizer == default else {}
     )
     stated |= given | ({"overlong": overlong} if overlong != "drop" else {})
+    stated |= _join_proposals(recipe.reading, examination.proposals)
     commands = _make_prepare_commands(stated, recipe, names, examination)
     return replace(
         diagnosis,

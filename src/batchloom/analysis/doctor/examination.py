@@ -91,6 +91,7 @@ from batchloom.sources import (
     prefetch_sources,
 )
 from batchloom.sources.files import Source, Spool, open_source
+from batchloom.sources.formats import choose_read_method
 from batchloom.store import BAD
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.maintain import VerificationResult
@@ -123,6 +124,7 @@ class ExaminationResult:
         lengths: tokens of a document, ascending [N] int64.
         weights: estimated number of documents with each length in the complete input [N] float64.
         held_bytes: bytes of media embedded in records, equal ones counted once.
+        proposals: settings that notes about the files propose, and their values.
     """
 
     diagnosis: Diagnosis
@@ -130,6 +132,7 @@ class ExaminationResult:
     lengths: NDArray[np.int64]
     weights: NDArray[np.float64]
     held_bytes: int
+    proposals: tuple[tuple[str, str], ...]
 
 
 def examine_inputs(
@@ -236,7 +239,7 @@ class Examination:
         """
         sample = self.sample
         groups = dict[object, SourceGroup]()
-        unfit: list[tuple[Source, InputError]] = list(self.sample.damaged)
+        unfit: list[tuple[Source, InputError]] = list(sample.damaged)
         faults = [(source, str(error)) for source, error in unfit]
         for source in {part.source.name: part.source for part, _ in sample.parts}.values():
             record_parser = None
@@ -249,6 +252,11 @@ class Examination:
                 suggestion = error.suggestion if isinstance(error, SchemaError) else None
                 if isinstance(error, DamagedFileError | SchemaError) and not is_named(source, self._recipe):
                     unfit.append((source, error))
+                    if isinstance(error, DamagedFileError):
+                        # It stands for no other file.
+                        sample.damaged.append((source, error))
+                        faults.append((source, fault))
+                        continue
             schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
             small = sample.complete or sample.is_small(source)
             key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
@@ -256,6 +264,7 @@ class Examination:
                 faults.append((source, fault))
             group = groups.setdefault(key, SourceGroup(record_parser, fault, suggestion))
             group.sources.append(source)
+            group.has_file_documents &= choose_read_method(source, sample.rules) == "file"
         self._judge_unfit(unfit, faults)
         return list(groups.values())
 
@@ -535,7 +544,8 @@ class Examination:
         )
         lengths, weights = _weight_lengths(groups if encoder else ())
         held_bytes = round(sum(group.media_bytes * group.scale for group in groups))
-        return ExaminationResult(diagnosis, self._tokenizer_missing, lengths, weights, held_bytes)
+        proposals = self._listing.proposals
+        return ExaminationResult(diagnosis, self._tokenizer_missing, lengths, weights, held_bytes, proposals)
 
     def _make_previews(self, count: int) -> list[tuple[DocumentPreview, ...]]:
         previews: list[tuple[DocumentPreview, ...]] = []

@@ -328,6 +328,8 @@ class SourceGroup:
     fault: str = ""
     suggestion: str | None = None
     sources: list[Source] = field(default_factory=list)
+    # Whether each source is one record.
+    has_file_documents: bool = True
     # Listed bytes the sources stand for, and how many of them were read.
     bytes: float = 0.0
     read_bytes: float = 0.0
@@ -404,6 +406,12 @@ class SourceGroup:
     def scale_count(self, count: int) -> int:
         return round(count * self.scale)
 
+    def scale_records(self, count: int) -> int:
+        """Estimate a number of records or documents: those of whole files by their number."""
+        if self.has_file_documents and self.sources and self.records == len(self.sources):
+            return round(count * self.files / len(self.sources))
+        return self.scale_count(count)
+
     def estimate_store_bytes(self, token_bytes: int) -> float:
         """Estimate the bytes of its documents in a store."""
         mask = self.tokens / 8 if self.masked else 0
@@ -429,10 +437,10 @@ class SourceGroup:
             unused=unused,
             fault=self.fault,
             suggestion=self.suggestion,
-            records=self.scale_count(self.records),
-            documents=self.scale_count(self.documents),
-            empty=self.scale_count(self.empty),
-            bad=self.scale_count(self.bad),
+            records=self.scale_records(self.records),
+            documents=self.scale_records(self.documents),
+            empty=self.scale_records(self.empty),
+            bad=self.scale_records(self.bad),
             dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
             total_tokens=self.scale_count(self.tokens) if tokenized else None,
             trained_tokens=self.scale_count(self.trained) if tokenized else None,
