@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the hook's signature
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         native = runpy.run_path(str(Path(self.root, "src/batchloom/core/native.py")))
         try:
             libraries = [native["compile_library"](source, source.parent) for source in native["SOURCES"]]

@@ -39,7 +39,7 @@ suppress_warnings = ["ref.python"]
 def setup(app: Any) -> None:
     """Make a page of each public object."""
     # The script of the reference imports every framework.
-    from api_pages import link_api_pages, write_api_pages, write_out_options  # noqa: PLC0415
+    from api_pages import link_api_pages, write_api_pages, write_out_options
 
     write_api_pages(DOCS)
     app.connect("source-read", link_api_pages)

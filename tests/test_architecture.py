@@ -309,6 +309,38 @@ def test_modules_of_preparation_import_few_names():
     assert {str(name) for name, count in counts.items() if count > MOST_IMPORTED_NAMES} == UNDIVIDED
 
 
+# Modules that import ours late: their own start is quick, and what they import then is slow.
+LATE_IMPORTERS = {
+    "analysis/compare/frameworks.py",
+    "analysis/doctor/path_check.py",
+    "batches/loading/loader.py",
+    "batches/model_import.py",
+    "cli/compare.py",
+    "cli/edit.py",
+    "cli/main.py",
+    "cli/train.py",
+    "compat/worker_client.py",
+    "preparation/request_run.py",
+    "preparation/workers/executor_choice.py",
+    "sources/formats/table_probe.py",
+    "sources/part_reader.py",
+    "view/pages.py",
+}
+
+
+def test_few_modules_import_ours_late():
+    """The interfaces of packages are lazy, so that an import at the top costs little."""
+    late = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        for function in parse_nodes(path)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "batchloom"
+    }
+    assert late == LATE_IMPORTERS
+
+
 def test_the_import_rule_detects_late_imports(tmp_path):
     offender = SOURCE / "plan" / "packing" / "pools.py"
     text = offender.read_text() + "\ndef late():\n    from batchloom.store import reader\n"

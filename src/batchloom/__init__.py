@@ -86,7 +86,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    import importlib  # noqa: PLC0415 - a Ctrl-C during a slow start would find no answer
+    import importlib
 
     home = _HOMES.get(name)
     if home is None:

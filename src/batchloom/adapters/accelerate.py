@@ -210,7 +210,7 @@ def load_newest_checkpoint(accelerator: Any, folder: Path) -> int:
         PlanError, TrainError: with its edits, the passes per step differ from the accelerator's; or as in
             :func:`save_checkpoint`.
     """
-    from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach requires
+    from safetensors import SafetensorError
 
     _get_loader_state(accelerator)
     checkpoint = find_newest_checkpoint(folder)

@@ -32,7 +32,7 @@ def init_process_group() -> None:
     require_installed(DEEPSPEED)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it on import.
-    import deepspeed  # noqa: PLC0415 - after the line above
+    import deepspeed
 
     # DeepSpeed compiles this operator for CPUs here, which takes minutes, and uses it only for inference.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -164,7 +164,7 @@ class LoaderIterable(IterableDataset[Batch]):
         self._loaded: int | None = None
         self._next: int | None = None
 
-    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - Accelerate calls it by this signature
+    def set_epoch(self, epoch: int) -> None:
         """Do nothing: the plan has the epochs."""
         refuse_second_share()
 

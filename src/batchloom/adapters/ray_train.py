@@ -109,7 +109,7 @@ def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
 def _import_ray_train() -> Any:
     """Import Ray Train and check that this process is one of its workers."""
     require_installed(TORCH, RAY, PANDAS)
-    import ray.train  # noqa: PLC0415 - takes seconds
+    import ray.train
 
     try:
         ray.train.get_context().get_world_size()

@@ -79,7 +79,7 @@ def add_block_mask(batch: Batch) -> Batch:
     positions = batch["position_ids"]
     if isinstance(positions, np.ndarray):
         raise SettingsError(["output: 'numpy', but a BlockMask is made of tensors; give Loader(output='torch')"])
-    from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
+    from torch.nn.attention import flex_attention as flex
 
     spans = (_require_positions(batch, "add_block_mask") == 0).cumsum(1)
 
@@ -191,7 +191,7 @@ def _to_additive_mask(visible: Any, name: str) -> Any:
     if numpy:
         dtype = np.dtype(name)
         return np.where(visible, dtype.type(0), np.finfo(dtype).min)
-    import torch  # noqa: PLC0415 - torch is optional and slow to import
+    import torch
 
     kind = getattr(torch, name)
     hidden = torch.full((), torch.finfo(kind).min, dtype=kind, device=visible.device)

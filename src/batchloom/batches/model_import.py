@@ -50,6 +50,6 @@ def _check_after_import(loader: Loader) -> None:
 def _check_model_calls() -> None:
     if _MODELS_MODULE not in sys.modules:
         return
-    from batchloom.batches.model_calls import check_model_calls  # noqa: PLC0415 - torch is optional
+    from batchloom.batches.model_calls import check_model_calls
 
     check_model_calls()

@@ -207,7 +207,7 @@ class SectionedCommand(click.Command):
                 with formatter.section(title):
                     formatter.write_dl(records)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, one a line."""
         with formatter.section("Examples"):
             for example in (self.epilog or "").splitlines():
@@ -273,7 +273,7 @@ def load_command(name: str) -> click.Command:
 class LazyGroup(click.Group):
     """The group of all commands, which knows their names and summaries."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, the most used first."""
         return list(COMMANDS)
 
@@ -359,7 +359,7 @@ def spell_options(sentence: str, arguments: Sequence[str]) -> str:
 def execute(arguments: Sequence[str]) -> ExitCode:
     """Run a command line and return its exit code."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
-        from click.shell_completion import shell_complete  # noqa: PLC0415 - start-up time
+        from click.shell_completion import shell_complete
 
         return ExitCode(shell_complete(APP, {}, "batchloom", COMPLETE_VARIABLE, instruction))
     set_load_display(show_load)

@@ -77,7 +77,7 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_compare_packages()
-    from batchloom.analysis.compare import compare as compare_frameworks  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare as compare_frameworks
 
     spec = CompareSpec(store=locations[0] if locations else None, **settings)
     return compare_frameworks(spec, print_note, out)
@@ -100,7 +100,7 @@ def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | 
 
 
 def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> ExitCode:
-    from batchloom.analysis.compare import compare_report  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare_report
 
     files = compare_report.write_comparison(comparison, out)
     report(compare_report.comparison_to_plain(comparison), _iter_lines(comparison, files), as_json=as_json)
@@ -108,7 +108,7 @@ def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) 
 
 
 def _iter_lines(comparison: "AnyComparison", files: Sequence[Path]) -> Iterator[Line]:
-    from batchloom.analysis.compare import compare_report  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare_report
 
     if comparison.synthetic:
         yield compare_report.make_banner(comparison), "bold red"

@@ -82,7 +82,7 @@ def edit(
     """
     require_train_packages()
     with show_load("torch"):
-        from batchloom.train import edit_run, find_banned_documents, find_recorded_data, find_run  # noqa: PLC0415 - importing torch takes seconds
+        from batchloom.train import edit_run, find_banned_documents, find_recorded_data, find_run
 
     folder = find_run(run)
     if data is not None and mixture is not None:

@@ -36,8 +36,8 @@ def main() -> None:
         # Modules may take an exception during their import for a missing package.
         signal.signal(signal.SIGINT, _exit_on_signal)
     _reopen_closed_streams()
-    from batchloom.cli import commands  # noqa: F401, PLC0415 - slow import
-    from batchloom.core.errors import ExitCode  # noqa: PLC0415
+    from batchloom.cli import commands  # noqa: F401 - slow import
+    from batchloom.core.errors import ExitCode
 
     # Paths may have characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
@@ -104,12 +104,12 @@ def _describe_stop(arguments: "Sequence[str]") -> str:
 
 def run_command_line(arguments: "Sequence[str]") -> "ExitCode":
     """Run one command line and return its exit code."""
-    import errno  # noqa: PLC0415
+    import errno
 
-    from batchloom.cli.commands import execute, name_options, spell_options  # noqa: PLC0415 - slow import
-    from batchloom.cli.terminal import redact_urls  # noqa: PLC0415
-    from batchloom.core.errors import BatchloomError, ExitCode, SettingsError  # noqa: PLC0415
-    from batchloom.core.files import describe_os_error  # noqa: PLC0415
+    from batchloom.cli.commands import execute, name_options, spell_options
+    from batchloom.cli.terminal import redact_urls
+    from batchloom.core.errors import BatchloomError, ExitCode, SettingsError
+    from batchloom.core.files import describe_os_error
 
     try:
         code = execute(arguments)
@@ -138,7 +138,7 @@ def run_command_line(arguments: "Sequence[str]") -> "ExitCode":
 
 
 def _print_failure(sentence: str, code: "ExitCode") -> "ExitCode":
-    from batchloom.core.wording import escape_unprintable  # noqa: PLC0415
+    from batchloom.core.wording import escape_unprintable
 
     # File names, column names and template errors may contain terminal escape codes.
     printable = "\n".join(map(escape_unprintable, sentence.split("\n")))

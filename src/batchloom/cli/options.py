@@ -82,7 +82,7 @@ class TextType(click.ParamType):  # type: ignore[type-arg]  # older versions of 
             self.fail(f"{quote_value(value)} is none of {choices}{suggest(value, self._choices)}", param, ctx)
         return str(value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the choices that begin with a text; without choices ask for files."""
         if not self._choices:
             return [CompletionItem(incomplete, type="file")]
@@ -126,17 +126,17 @@ class DescribedArgument(click.Argument):
         super().__init__([name], **values)
         self._declaration = declaration
 
-    def make_metavar(self, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+    def make_metavar(self, ctx: click.Context) -> str:
         """Return the argument as the usage line writes it."""
         placeholder = self._declaration.metavar
         name = placeholder if self.required else f"[{placeholder}]"
         return name if self.nargs == 1 else f"{name}..."
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:  # noqa: ARG002 - click's signature
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return the placeholder and the help text."""
         return self._declaration.metavar, self._declaration.help + "  [required]" * self.required
 
-    def get_error_hint(self, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
+    def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return the name of the argument in errors."""
         return repr(self._declaration.metavar)
 

@@ -196,7 +196,7 @@ class ProgressDisplay:
             self._console.print(f"{_PHASE_LABELS[event.phase]}: {share:.0%}, {self._facts(event)}")
 
     def _show_live(self, event: Progress) -> None:
-        from rich.progress import BarColumn, Progress as Bars, TextColumn  # noqa: PLC0415 - start-up time
+        from rich.progress import BarColumn, Progress as Bars, TextColumn
 
         if self._bars is None or self._task is None:
             bar = BarColumn(bar_width=24)

@@ -34,7 +34,7 @@ _DUMB_TERMINALS = ("dumb", "unknown")
 
 def plain_console(*, stderr: bool = False) -> "Console":
     """Return a console without markup and emoji codes, which names may contain."""
-    from rich.console import Console  # noqa: PLC0415 - start-up time
+    from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPE_WIDTH
@@ -87,8 +87,8 @@ def make_table(
     header: bool = True,
 ) -> "Table":
     """Return a table of visible text; columns in ``numbers`` are aligned to the right."""
-    from rich import box  # noqa: PLC0415 - start-up time
-    from rich.table import Table  # noqa: PLC0415
+    from rich import box
+    from rich.table import Table
 
     table = Table(
         title=None if title is None else escape_unprintable(title),
@@ -191,8 +191,8 @@ def show_load(name: str) -> Iterator[None]:
         yield
         return
     # Imported here: the thread would import rich while this one imports other modules.
-    from rich.live import Live  # noqa: PLC0415 - start-up time
-    from rich.spinner import Spinner  # noqa: PLC0415
+    from rich.live import Live
+    from rich.spinner import Spinner
 
     console = plain_console(stderr=True)
     done = threading.Event()

@@ -33,7 +33,7 @@ def train(*, settings: dict[str, Any], as_json: AsJson = False) -> None:
     printer = _LinePrinter(as_json=as_json)
     with _run_in_terminal(printer):
         with show_load("torch"):
-            from batchloom.train import start_training  # noqa: PLC0415 - importing torch takes seconds
+            from batchloom.train import start_training
 
         request = from_plain(TrainRequest, _parse_options(settings))
         result = start_training(request, printer.print_line)
@@ -55,7 +55,7 @@ def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | N
     require_train_packages()
     config = WorkerConfig(**{"dataset_type": "", **settings})
     with show_load("torch"):
-        from batchloom.train import run_worker  # noqa: PLC0415 - importing torch takes seconds
+        from batchloom.train import run_worker
 
     leave = LeaveEvent()
     with _leave_on_signals(leave) as received_signals:
@@ -84,7 +84,7 @@ def demo(
     """
     require_train_packages()
     with show_load("torch"):
-        from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
+        from batchloom.train import run_demo
 
     try:
         result = run_demo(out, steps, _LinePrinter().print_line)

@@ -78,7 +78,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         whole_steps = len(self._rows) // (self._batch * world_size)
         return whole_steps * self._batch + len(self._share(whole_steps, *self._find_share()))
 
-    def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - Accelerate calls it by this signature
+    def set_epoch(self, epoch: int) -> None:
         """Find out whether the caller divides the rows, which workers cannot see."""
         self._is_divided = find_second_share() is not None
 

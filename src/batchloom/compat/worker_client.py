@@ -76,6 +76,6 @@ class WorkerClient:
             await asyncio.wait([running])
 
     def _train(self, *, alone: bool) -> "WorkerReport":
-        from batchloom.train import run_worker  # noqa: PLC0415 - torch takes seconds
+        from batchloom.train import run_worker
 
         return run_worker(self.config, self._print_line, self._leave, alone=alone)

@@ -133,7 +133,7 @@ def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
         if is_url_or_stdin(location):
             paths.append(location)
             continue
-        path = os.path.normpath(os.path.expanduser(strip_file_scheme(location)))  # noqa: PTH111
+        path = os.path.normpath(os.path.expanduser(strip_file_scheme(location)))
         # A file named like the standard input argument remains a file.
         paths.append(f"./{path}" if path == STANDARD_INPUT else path)
     part_lists = [path.split("/") for path in set(paths) if not is_url_or_stdin(path)]
@@ -145,7 +145,7 @@ def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _format_label(path: str, tail_counts: Counter[str]) -> str:
-    if not os.path.isabs(path):  # noqa: PTH117
+    if not os.path.isabs(path):
         return path
     parts = path.strip("/").split("/")
     first = next((i for i, part in enumerate(parts) if is_glob(part)), len(parts) - 1)

@@ -202,8 +202,8 @@ def release_pages(array: Any) -> None:
 def make_absolute(path: str) -> str:
     """Return ``os.path.abspath(path)``, several times as fast for a normalized path."""
     if not path or path[-1] == "/" or path[0] == "." or "//" in path or "/." in path:
-        return os.path.abspath(path)  # noqa: PTH100 - a string stays a string
-    return path if path[0] == "/" else f"{os.getcwd().rstrip('/')}/{path}"  # noqa: PTH109
+        return os.path.abspath(path)
+    return path if path[0] == "/" else f"{os.getcwd().rstrip('/')}/{path}"
 
 
 def decode_file_name(name: str) -> str:
@@ -243,14 +243,14 @@ def describe_missing_path(path: str, remedy: str) -> str:
 
 def suggest_path(path: str) -> str:
     """Return the end of a sentence about a missing path, with a similar path if any."""
-    if os.path.islink(path):  # noqa: PTH114 - a string stays a string
+    if os.path.islink(path):
         return "; it is a broken link."
     if match := _SHORT_URL_PATTERN.match(path):
         return f"; did you mean '{match[1]}://{path[match.end() :]}'?"
     parent, name = os.path.split(os.path.normpath(path))
     rest = ""
-    while parent and not os.path.exists(parent):  # noqa: PTH110 - a string stays a string
-        rest = os.path.join(name, rest)  # noqa: PTH118
+    while parent and not os.path.exists(parent):
+        rest = os.path.join(name, rest)
         parent, name = os.path.split(parent)
     try:
         with os.scandir(parent or ".") as scan:
@@ -260,9 +260,9 @@ def suggest_path(path: str) -> str:
     nearest = find_nearest(name, siblings)
     if nearest is None:
         return "."
-    similar_path = os.path.join(parent, nearest)  # noqa: PTH118
-    complete_path = os.path.join(similar_path, rest).rstrip("/")  # noqa: PTH118
-    return f"; did you mean {complete_path if os.path.exists(complete_path) else similar_path!r}?"  # noqa: PTH110
+    similar_path = os.path.join(parent, nearest)
+    complete_path = os.path.join(similar_path, rest).rstrip("/")
+    return f"; did you mean {complete_path if os.path.exists(complete_path) else similar_path!r}?"
 
 
 @contextlib.contextmanager
@@ -300,7 +300,7 @@ def find_cache_folder() -> Path:
     """Return batchloom's folder in the user's cache, which may not exist."""
     cache = os.environ.get("XDG_CACHE_HOME")
     if not cache:
-        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises without HOME and account
+        home = Path(os.path.expanduser("~"))
         # The user of a service or a container may have no home folder. Making one would surprise them.
         has_home = home.is_absolute() and home.is_dir()
         cache = str(home / ".cache") if has_home else f"{os.environ.get('TMPDIR', '/tmp')}/cache-{os.getuid()}"  # noqa: S108 - no other place

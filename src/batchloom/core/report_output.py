@@ -36,7 +36,7 @@ def render_page(template: Path, values: Mapping[str, Any], filters: Mapping[str,
 def _make_environment(template: Path) -> "Environment":
     """Compile a template once, which takes as long as preparing a small store."""
     # jinja2 is slow to import.
-    from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415
+    from jinja2 import DictLoader, Environment, StrictUndefined
 
     own = template.read_text("utf-8")
     pages = DictLoader({"page": _BASE_TEMPLATE.read_text("utf-8"), "own": own})

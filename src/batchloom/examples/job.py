@@ -74,7 +74,7 @@ class Job:
 
 def tiny_model(store: Store, seed: int = 0) -> Any:
     """Make a two-layer Llama with seeded weights, in float32 and without dropout."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - slow to import
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     if store.vocab_size is None:
         raise ValueError(

@@ -14,7 +14,7 @@ from batchloom.examples.job import Job, adamw, leave_group, main
 def train(model: Any, job: Job) -> None:
     """Train for the steps of a job."""
     adapter.init_process_group()
-    import deepspeed  # noqa: PLC0415 - after the line above, which sets its device
+    import deepspeed
 
     loader = Loader(
         open_store(job.data),

@@ -76,7 +76,7 @@ def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArra
     if facts.rate == rate:
         return mono
     try:
-        import soxr  # noqa: PLC0415 - imported late, only for sounds
+        import soxr
     except ImportError as error:
         raise MissingDependencyError("Resampling audio needs soxr: pip install 'batchloom[media]'.") from error
     resampled = soxr.resample(mono, facts.rate, rate, quality="HQ")
@@ -96,7 +96,7 @@ def _read_samples(sound: Any, samples: int) -> NDArray[np.float32]:
 
 def _open_audio(content: MediaContent) -> Any:
     try:
-        import soundfile  # noqa: PLC0415 - imported late, only for sounds
+        import soundfile
     except ImportError as error:
         raise MissingDependencyError("Audio needs soundfile: pip install 'batchloom[media]'.") from error
     try:

@@ -133,10 +133,10 @@ def _open_image(content: MediaContent, form: str) -> Any:
     ``Image.open`` would warn of large images through a process-wide filter.
     """
     try:
-        from PIL import Image  # noqa: F401, PLC0415 - imported late, only for images
+        from PIL import Image  # noqa: F401 - imported late, only for images
     except ImportError as error:
         raise MissingDependencyError("Images need Pillow: pip install 'batchloom[media]'.") from error
-    import importlib  # noqa: PLC0415 - as above
+    import importlib
 
     module, name = _PILLOW_PLUGINS[form]
     reader = getattr(importlib.import_module(f"PIL.{module}"), name)
@@ -200,7 +200,7 @@ def _damaged_image_error(form: str, error: BaseException) -> UnusableRecordError
 
 
 def _to_rgb(image: Any) -> Any:
-    from PIL import ImageOps  # noqa: PLC0415 - as above
+    from PIL import ImageOps
 
     # In place: an image without rotation or conversion is not copied.
     ImageOps.exif_transpose(image, in_place=True)
@@ -214,8 +214,8 @@ def _to_rgb(image: Any) -> Any:
 
 
 def _from_16_bit_grayscale(image: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - only such images need it
-    from PIL import Image  # noqa: PLC0415 - as above
+    import numpy as np
+    from PIL import Image
 
     high = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
     return Image.fromarray(high, "L").convert("RGB")

@@ -99,8 +99,8 @@ class MediaResolver:
             return location
         if is_url(self.folder):
             return self._join_url(location)
-        folder = os.path.abspath(self.folder)  # noqa: PTH100 - strings, many times
-        absolute_path = os.path.normpath(os.path.join(folder, location))  # noqa: PTH118 - as above
+        folder = os.path.abspath(self.folder)
+        absolute_path = os.path.normpath(os.path.join(folder, location))
         if absolute_path != folder and not absolute_path.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
                 f"is outside {self.folder}, and media must be inside it; if this is intended, name a folder above it "

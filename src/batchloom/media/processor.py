@@ -321,7 +321,7 @@ def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, Proces
 def _import_transformers() -> Any:
     try:
         with announce_load("transformers"):
-            import transformers  # noqa: PLC0415 - imported late, only for media
+            import transformers
     except ImportError as error:
         raise MissingDependencyError("Processors need transformers: pip install 'batchloom[media]'.") from error
     return transformers
@@ -381,7 +381,7 @@ def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
 def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
     """Return a blank medium as keyword arguments of a processor."""
     if isinstance(facts, ImageFacts):
-        from PIL import Image  # noqa: PLC0415 - imported late, only for images
+        from PIL import Image
 
         return {"images": [Image.new("RGB", (facts.width, facts.height))]}
     extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
@@ -562,7 +562,7 @@ class FeatureExtractor:
 
     def _get_class_defaults(self, name: str) -> Mapping[str, Any]:
         """Return the defaults of the processor class, which override those of its parts."""
-        import transformers  # noqa: PLC0415 - imported late, only for media
+        import transformers
 
         defaults = getattr(getattr(transformers, self._files.name, None), name, {})
         return defaults if isinstance(defaults, Mapping) else {}

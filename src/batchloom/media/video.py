@@ -145,7 +145,7 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
 
     A frame is the one displayed at its time; ``facts`` ascend by time. Pillow resizes with bicubic interpolation.
     """
-    from PIL import Image  # noqa: PLC0415 - imported late, only for media
+    from PIL import Image
 
     with _open_video(content) as film:
         for frame_facts in facts:
@@ -259,7 +259,7 @@ class _VideoDecoder:
 def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
     form = detect_video_format(content.read(0, 64), content.size)
     try:
-        import av  # noqa: PLC0415 - imported late, only for videos
+        import av
     except ImportError as error:
         raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[media]'.") from error
     try:

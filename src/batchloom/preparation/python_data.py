@@ -98,7 +98,7 @@ def _is_name(item: object) -> bool:
     if not isinstance(item, str):
         return False
     has_blanks = len(item.split()) != 1
-    return os.path.exists(item) or (not has_blanks and (is_url(item) or is_glob(item)))  # noqa: PTH110
+    return os.path.exists(item) or (not has_blanks and (is_url(item) or is_glob(item)))
 
 
 def _is_hf_dataset(inputs: Any) -> bool:
@@ -140,7 +140,7 @@ def _write_data(inputs: Any, folder: Path) -> str:
         arrow = inputs.with_format("arrow", columns=inputs.format["columns"])
         return _write_tables(arrow.iter(_BATCH_ROWS), folder)
     if _is_arrow_stream(inputs):
-        import pyarrow as pa  # noqa: PLC0415 - files of text need none
+        import pyarrow as pa
 
         try:
             return _write_tables(pa.RecordBatchReader.from_stream(inputs), folder)
@@ -154,7 +154,7 @@ def _write_data(inputs: Any, folder: Path) -> str:
 
 
 def _write_tables(tables: Iterable[Any], folder: Path) -> str:
-    import pyarrow as pa  # noqa: PLC0415 - as above
+    import pyarrow as pa
 
     path = folder / "data.arrow"
     with contextlib.ExitStack() as stack:

@@ -37,7 +37,7 @@ def run_request(request: PrepareRequest, out: str, listener: Listener, settings:
             )
         if request.partial:
             raise InputError(request.partial)
-        from batchloom.preparation.remote_prepare import run_remote  # noqa: PLC0415 - few outputs are remote
+        from batchloom.preparation.remote_prepare import run_remote
 
         return run_remote(request, out, listener, settings)
     refuse_url(out, "The output", may_be_remote=True)

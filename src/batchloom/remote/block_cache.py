@@ -130,7 +130,7 @@ class BlockCache:
     def list_names(self) -> set[str]:
         """Return the names of the existing block files."""
         try:
-            return {name for name in os.listdir(self.folder) if name.endswith(_BLOCKS_SUFFIX)}  # noqa: PTH208
+            return {name for name in os.listdir(self.folder) if name.endswith(_BLOCKS_SUFFIX)}
         except OSError:
             return set()
 
@@ -213,10 +213,10 @@ class BlockCache:
                 file.writelines(chunks)
                 file.flush()
                 view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            os.replace(partial_path, self.folder / name)  # noqa: PTH105 - mkstemp gives a string
+            os.replace(partial_path, self.folder / name)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(partial_path)  # noqa: PTH108
+                os.unlink(partial_path)
             raise
         return np.frombuffer(view, np.uint8, offset=table.begin)
 
@@ -276,7 +276,7 @@ class BlockCache:
             if total <= target_bytes:
                 return
             with contextlib.suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
+                os.unlink(path)
             total -= size
 
 

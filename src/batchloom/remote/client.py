@@ -111,7 +111,7 @@ def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: 
     """Return bytes as :func:`fetch` does, from an open file system."""
     start, stop = byte_range
     if is_web_url(url):
-        from fsspec.asyn import sync  # noqa: PLC0415 - late
+        from fsspec.asyn import sync
 
         web_data: bytes = sync(fs.loop, fetch_web_range, fs, url, start, stop)
         return web_data
@@ -154,8 +154,8 @@ def make_html_page_error(url: str) -> DownloadError:
 def open_filesystem(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the URL's path in it."""
     try:
-        import fsspec  # noqa: F401, PLC0415 - late: few inputs are remote
-        from fsspec.core import url_to_fs  # noqa: PLC0415
+        import fsspec  # noqa: F401 - late: few inputs are remote
+        from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingDependencyError(
             f"{redact_url(url)} needs fsspec: pip install fsspec, or name local files."
@@ -198,7 +198,7 @@ def _make_storage_options(scheme: str) -> dict[str, Any]:
             "anon": _lacks_s3_credentials(),
         }
     if scheme in ("http", "https"):
-        import aiohttp  # noqa: PLC0415 - optional
+        import aiohttp
 
         seconds = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=_READ_TIMEOUT)
         client = {"timeout": seconds, "trust_env": _has_proxies(), "auto_decompress": False}
@@ -213,15 +213,15 @@ def _has_proxies() -> bool:
 
     Letting aiohttp always look for them costs two threads per request.
     """
-    from urllib.request import getproxies  # noqa: PLC0415 - few inputs are on the web
+    from urllib.request import getproxies
 
-    netrc = os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")  # noqa: PTH111 - there may be no home
-    return bool(getproxies()) or os.path.isfile(netrc)  # noqa: PTH113
+    netrc = os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")
+    return bool(getproxies()) or os.path.isfile(netrc)
 
 
 def _lacks_s3_credentials() -> bool:
     """Return whether no S3 credentials exist: then only public buckets can be read."""
-    from botocore.session import Session  # noqa: PLC0415 - optional
+    from botocore.session import Session
 
     return Session().get_credentials() is None
 
@@ -236,7 +236,7 @@ def fetch_file_info(url: str) -> dict[str, Any]:
     if is_web_url(url):
         if url.endswith("/"):
             return {"type": "directory", "ranges": False}
-        from fsspec.asyn import sync  # noqa: PLC0415 - late
+        from fsspec.asyn import sync
 
         info: dict[str, Any] = sync(fs.loop, _request_web_range, fs, url, 0, 1)[1]
         return info
@@ -284,7 +284,7 @@ def iter_web_file(url: str, deadline: float | None = None) -> Iterator[bytes]:
     Raises:
         Exception: any error of the library, also if the connection breaks before the end.
     """
-    import asyncio  # noqa: PLC0415 - late
+    import asyncio
 
     fs, _ = open_filesystem(url)
 
@@ -642,9 +642,9 @@ class RangeFetcher:
             InputError: the scheme is unknown.
         """
         self._connect()
-        import asyncio  # noqa: PLC0415 - local stores need none
+        import asyncio
 
-        from fsspec.asyn import get_loop  # noqa: PLC0415
+        from fsspec.asyn import get_loop
 
         return asyncio.run_coroutine_threadsafe(self._fetch(name, start, stop, size), get_loop())
 
@@ -655,7 +655,7 @@ class RangeFetcher:
         with self._lock:
             if self._process == os.getpid():
                 return
-            import asyncio  # noqa: PLC0415 - late
+            import asyncio
 
             self._fs, _ = open_filesystem(self.url)
             self._semaphore = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
@@ -664,7 +664,7 @@ class RangeFetcher:
             self._process = os.getpid()
 
     async def _fetch(self, name: str, start: int, stop: int, size: int) -> bytes:
-        import asyncio  # noqa: PLC0415 - late
+        import asyncio
 
         url = f"{self.url}/{name}"
         tries = 0
@@ -680,7 +680,7 @@ class RangeFetcher:
 
     def _request_range(self, url: str, start: int, stop: int, size: int) -> Awaitable[bytes]:
         if self._threads is not None:
-            import asyncio  # noqa: PLC0415 - late
+            import asyncio
 
             work = partial(fetch_from_filesystem, self._fs, url, (start, stop), size)
             return asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -211,7 +211,7 @@ class RemoteFolder:
         return f"{self._base}/{name}"
 
     def _put(self, local: Path, name: str) -> None:
-        from fsspec.callbacks import Callback  # noqa: PLC0415 - few outputs are remote
+        from fsspec.callbacks import Callback
 
         options = {}
         if self._scheme in _S3_SCHEMES:

@@ -30,7 +30,7 @@ def strip_wildcard_part(input_path: str) -> str:
 
     A name with wildcards that exists as a file is not a glob.
     """
-    path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
+    path = os.path.expanduser(strip_file_scheme(input_path))
     if not is_glob(path) or os.path.lexists(path):
         return path
     parts = path.split("/")
@@ -43,12 +43,12 @@ def stat_path(path: str) -> os.stat_result | None:
     if is_url(path):
         return stat_remote(path)
     try:
-        return os.stat(path)  # noqa: PTH116 - a Path per file costs more than the call
+        return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         # A link that leads back to itself counts as a broken link.
-        if os.path.islink(path):  # noqa: PTH114
+        if os.path.islink(path):
             return None
         raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
@@ -119,11 +119,11 @@ class FolderWalk:
         """
         parts = pattern.split("/")
         if "**" not in parts:
-            return set(glob.glob(pattern))  # noqa: PTH207
+            return set(glob.glob(pattern))
         index = parts.index("**")
         root = "".join(f"{part}/" for part in parts[:index])
         subpattern = "/".join(parts[index + 1 :]) if index + 1 < len(parts) else "*"
-        root_folders = sorted(glob.glob(root)) if glob.has_magic(root) else [root]  # noqa: PTH207
+        root_folders = sorted(glob.glob(root)) if glob.has_magic(root) else [root]
         return {
             path
             for folder in self._walk_folders(root_folders, top)
@@ -182,9 +182,9 @@ class FolderWalk:
 
     def _is_in_store(self, path: str) -> bool:
         """Return whether a file is in the folder of a store; the last answer is cached."""
-        folder = os.path.dirname(path)  # noqa: PTH120
+        folder = os.path.dirname(path)
         if self._last_store_check[0] != folder:
-            self._last_store_check = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")  # noqa: PTH110
+            self._last_store_check = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")
         return self._last_store_check[1]
 
     def _skips_folder(self, path: str, status: os.stat_result) -> bool:
@@ -194,7 +194,7 @@ class FolderWalk:
             self._account.skipped["folders linked twice"] += 1
             return True
         self._visited_folders.add(identity)
-        if identity == self._exclude or os.path.exists(f"{path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
+        if identity == self._exclude or os.path.exists(f"{path}/{STORE_MARKER_NAME}"):
             self._account.skipped["stores"] += 1
             return True
         return False
@@ -229,13 +229,13 @@ class FolderWalk:
 
         Files of all revisions are in its ``blobs``, without names.
         """
-        repository = _HUB_REPOSITORY.fullmatch(os.path.abspath(folder))  # noqa: PTH100 - as in LinkBounds
+        repository = _HUB_REPOSITORY.fullmatch(os.path.abspath(folder))
         if repository is None:
             return None
         snapshots = folder.rstrip("/") + ("" if repository[2] else "/snapshots")
-        if not os.path.isdir(snapshots):  # noqa: PTH112
+        if not os.path.isdir(snapshots):
             return None
-        revisions = sorted(os.listdir(snapshots))  # noqa: PTH208
+        revisions = sorted(os.listdir(snapshots))
         main = Path(repository[1], "refs", "main")
         revision = main.read_text().strip() if main.exists() else ""
         if revision not in revisions:
@@ -300,11 +300,11 @@ class LinkBounds:
 
     def resolve(self, path: str) -> str:
         """Return the absolute path without links."""
-        folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many paths
+        folder, name = os.path.split(os.path.abspath(path))
         if folder not in self._real:
             self._real[folder] = os.path.realpath(folder)
         full = f"{self._real[folder].rstrip('/')}/{name}"
-        return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
+        return os.path.realpath(full) if os.path.islink(full) else full
 
     def find_outside_link(self, top: str, path: str) -> str | None:
         """Return the first link by which a path leaves a folder; None if it stays inside.
@@ -321,7 +321,7 @@ class LinkBounds:
         if (cache := _HUB_SNAPSHOTS.match(real_top)) and is_inside(real, f"{cache[1]}/blobs"):
             return None
         # Every file below a linked folder leaves by the same link.
-        folder = os.path.dirname(path)  # noqa: PTH120 - as above
+        folder = os.path.dirname(path)
         above = None if folder in ("", "/", top) else self.find_outside_link(top, folder)
         return above or path
 

@@ -217,8 +217,8 @@ def find_hub_name(location: str, folder: str = "") -> HubDatasetName | None:
     if name is None or is_url(location):
         return name
     first, slash, _ = location.partition("/")
-    path_exists = os.path.lexists(os.path.join(folder, location))  # noqa: PTH118 - paths remain strings
-    parent_exists = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
+    path_exists = os.path.lexists(os.path.join(folder, location))
+    parent_exists = os.path.isdir(os.path.join(folder, first))
     is_plain = bool(slash) and ":" not in location and "@" not in location
     return None if path_exists or (parent_exists and is_plain) else name
 
@@ -299,7 +299,7 @@ def download_to_cache(files: Sequence[ListedFile], *, streaming: bool | None) ->
     size = sum(status.st_size for _, _, status in files)
     if streaming or (streaming is None and size > STREAMING_MIN_BYTES):
         return ""
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - optional
+    from huggingface_hub import hf_hub_download
 
     for url, name, _ in files:
         repo, commit, inside = split_pinned_url(url)
@@ -315,7 +315,7 @@ def _resolve_commit(name: HubDatasetName) -> str:
     """Return the current commit of the name."""
     check_hub_endpoint()
     try:
-        from huggingface_hub import HfApi  # noqa: PLC0415 - optional
+        from huggingface_hub import HfApi
     except ImportError:
         raise _make_missing_library_error(name) from None
     info = _query_hub(name, lambda: HfApi().dataset_info(name.repo, revision=name.revision or None))
@@ -325,7 +325,7 @@ def _resolve_commit(name: HubDatasetName) -> str:
 def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, list[str]]]:
     """Return the configuration name, and the URLs of its data files by split."""
     try:
-        import datasets  # noqa: PLC0415 - optional
+        import datasets
     except ImportError:
         raise _make_missing_library_error(name) from None
 
@@ -367,8 +367,8 @@ def _raise_config_error(name: HubDatasetName, configs: list[str]) -> NoReturn:
 
 
 def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[ListedFile]:
-    from huggingface_hub import HfApi  # noqa: PLC0415 - optional
-    from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
     repo_paths = [split_pinned_url(url)[2] for url in urls]
     facts = {}
@@ -391,7 +391,7 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
 
 def _query_hub(name: HubDatasetName, work: Callable[[], T], *, retry: bool = True) -> T:
     """Return the result of ``work``; Hub errors become batchloom errors."""
-    from huggingface_hub import errors  # noqa: PLC0415 - optional
+    from huggingface_hub import errors
 
     repo = name.repo
 
@@ -443,7 +443,7 @@ def find_saved_split(folder: str, wanted: str = "") -> tuple[list[str], str] | N
         folder: path of the folder.
         wanted: the split, or ``all``; empty for ``train``, or the only one.
     """
-    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - called for every folder
+    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
     if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
@@ -467,7 +467,7 @@ def find_saved_split(folder: str, wanted: str = "") -> tuple[list[str], str] | N
 def list_saved_files(folder: str) -> list[str] | None:
     """Return the data files of a saved dataset in order; None for another folder."""
     required = (_STATE_NAME, _DATASET_NAME)
-    if not all(os.path.exists(f"{folder}/{name}") for name in required):  # noqa: PTH110
+    if not all(os.path.exists(f"{folder}/{name}") for name in required):
         return None
     state = _read_json(f"{folder}/{_STATE_NAME}")
     if state.get("_indices_data_files"):

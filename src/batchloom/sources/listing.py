@@ -190,7 +190,7 @@ def list_sources(
                 continue
             try:
                 # A Path would change some names, so inputs remain strings.
-                path = os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
+                path = os.path.expanduser(strip_file_scheme(input_path))
                 lister.add(path, label, number, declared_input, is_val=is_val)
             except InputError as error:
                 reraise_with_location(error, declared_input.location)
@@ -409,7 +409,7 @@ class _InputListing:
         elif file_status is None:
             raise InputMissingError(describe_missing_input(path))
         elif stat.S_ISDIR(file_status.st_mode):
-            if os.path.exists(f"{path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
+            if os.path.exists(f"{path}/{STORE_MARKER_NAME}"):
                 raise InputError(f"{path} is already a store; name the text files it was made from.")
             self._add_files(self._walk.iter_folder(path, label, file_status))
         else:
@@ -433,7 +433,7 @@ class _InputListing:
                 self._add_named(url, label, file_status)
             else:
                 path = self._lister.get_spool().copy_web_file(url)
-                self._add_named(path, label, os.stat(path))  # noqa: PTH116
+                self._add_named(path, label, os.stat(path))
         elif file_status is None and has_wildcard(url):
             includes_hidden = url.rpartition("/")[2].startswith(".")
             for file_url, status in prefetch_files(glob_remote(url), lambda file: file):

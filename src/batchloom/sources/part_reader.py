@@ -139,7 +139,7 @@ def open_table(source: Source) -> "TableReader":
     file = open_source(source) if source.member is None or source.member.direct else _spool(source)
     try:
         require_no_crash(source, file)
-        from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - pyarrow takes half a second
+        from batchloom.sources.formats.table_format import TableReader
 
         return TableReader(source, file)
     except BaseException:

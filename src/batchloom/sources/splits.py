@@ -355,7 +355,7 @@ class _FileTree:
         patterns = _find_patterns(entries, self._config, name)
         if not patterns:
             return None
-        from fsspec.utils import glob_translate  # noqa: PLC0415 - few inputs have a card
+        from fsspec.utils import glob_translate
 
         splits: dict[str, list[int]] = {}
         for split, globs in patterns.items():

@@ -122,7 +122,7 @@ class WorkerPools:
     def ask(self, lane: int, position: LanePosition) -> None:
         self._tasks.put((lane, position))
 
-    def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - the request names it
+    def take(self, lane: int, position: LanePosition) -> StreamPool:
         with self._changed:
             while lane not in self._ready_pools:
                 if self._error is not None:

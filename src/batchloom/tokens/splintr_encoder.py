@@ -65,7 +65,7 @@ class SplintrEncoder:
             raise ValueError("it is no Unigram or WordPiece with an unknown token")
         if not is_supported:
             raise ValueError("its steps are not those of T5, XLM-R or BERT")
-        from splintr import from_json_bytes  # noqa: PLC0415 - reading a store needs none
+        from splintr import from_json_bytes
 
         self._tokenizer = from_json_bytes(orjson.dumps({**definition, "model": model}))
         characters = "".join(_NORMALIZER_CHARACTERS.get(step, "") for step in types)

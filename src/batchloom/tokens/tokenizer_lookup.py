@@ -69,7 +69,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
         name, raw = make_tiktoken_json(spec.removeprefix("tiktoken:"))
         return make_json_tokenizer(f"tiktoken:{name}", raw, TokenizerHints(), end_token)
     refuse_url(spec, "The tokenizer")
-    path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    path = Path(os.path.expanduser(spec))
     try:
         if spec and (spec.endswith(".json") or spec[0] in "./~\\" or path.exists()):
             return load_tokenizer_from_path(path, end_token)
@@ -139,7 +139,7 @@ def fetch_hub_folder(repo: str, repository_files: RepositoryFiles) -> Path:
     """
     check_hub_endpoint()
     try:
-        import huggingface_hub  # noqa: F401, PLC0415 - optional
+        import huggingface_hub  # noqa: F401 - optional
     except ImportError as error:
         raise MissingDependencyError(
             f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]' (or: pip install "
@@ -159,14 +159,14 @@ def fetch_hub_folder(repo: str, repository_files: RepositoryFiles) -> Path:
 
 def _fetch_file(repo: str, filename: str, revision: str | None, repository_files: RepositoryFiles) -> Path | None:
     """Return a file from the cache or the Hub; None if the repository lacks it."""
-    from huggingface_hub import (  # noqa: PLC0415 - optional
+    from huggingface_hub import (
         constants,
         get_hf_file_metadata,
         hf_hub_download,
         hf_hub_url,
         try_to_load_from_cache,
     )
-    from huggingface_hub.errors import (  # noqa: PLC0415
+    from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
@@ -300,7 +300,7 @@ def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
     unknown name, a missing or modified file, or a failed download, and MissingDependencyError for a name without
     the package tiktoken.
     """
-    path = Path(os.path.expanduser(target))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    path = Path(os.path.expanduser(target))
     is_file = path.suffix == ".tiktoken"
     name = path.stem if is_file else target
     encoding = TIKTOKEN_ENCODINGS.get(name)
@@ -339,7 +339,7 @@ def _read_ranks_file(path: Path) -> dict[bytes, int]:
 def _load_ranks_with_tiktoken(encoding: TiktokenEncoding) -> dict[bytes, int]:
     """Load the ranks from tiktoken's own cache, else let it download them."""
     try:
-        from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
+        from tiktoken.load import load_tiktoken_bpe
     except ImportError as error:
         raise MissingDependencyError(
             f"tiktoken:{encoding.ranks_name} needs the package tiktoken: pip install tiktoken, "

@@ -461,8 +461,8 @@ class RunLog:
 
 def draw_loss_curve(log: Path, png: Path, title: str) -> None:
     """Plot the losses of a log against the step; OutputError if it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     # A loss that is not finite is null.
     entries = [entry for entry in read_log(log) if entry.get("loss") is not None]

@@ -595,8 +595,8 @@ class RawInputPages:
         return respond("raw_inputs.html.j2", values)
 
     def _diagnose(self, settings: dict[str, str]) -> "Diagnosis":
-        from batchloom.analysis.doctor import doctor  # noqa: PLC0415 - slow imports that prepared data does not need
-        from batchloom.preparation import DocumentOptions  # noqa: PLC0415
+        from batchloom.analysis.doctor import doctor
+        from batchloom.preparation import DocumentOptions
 
         options = DocumentOptions(
             tokenizer=settings["tokenizer"] or None,

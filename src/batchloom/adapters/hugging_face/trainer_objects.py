@@ -490,9 +490,9 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 
     def on_init_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
         *,
         model: Any = None,
         **_: Any,
@@ -504,7 +504,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 - signature of transformers
+        control: TrainerControl,
         *,
         model: Any = None,
         train_dataloader: Any = None,
@@ -735,9 +735,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
 
     def on_step_end(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
+        args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002
+        control: TrainerControl,
         **_: Any,
     ) -> None:
         """Count a step."""
@@ -745,9 +745,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
 
     def on_log(
         self,
-        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
+        args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002
+        control: TrainerControl,
         *,
         logs: dict[str, Any] | None = None,
         **_: Any,

@@ -268,8 +268,8 @@ def _list_facts(comparison: AnyComparison) -> list[tuple[str, str]]:
 
 def draw_comparison(comparison: AnyComparison, png: Path) -> None:
     """Draw a comparison and save it as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure_height = 9 if isinstance(comparison, FrameworkComparison) else 5
     figure = Figure(figsize=(11, figure_height), layout="constrained")
@@ -325,7 +325,7 @@ def _draw_losses(
     x_label: str,
     styles: Sequence[_LineStyle],
 ) -> None:
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator
 
     for (name, xs, losses), (dashes, line_width) in zip(curves, styles, strict=False):
         axes.plot(xs, losses, linestyle=dashes, label=name, linewidth=line_width)

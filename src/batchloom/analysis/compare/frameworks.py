@@ -288,7 +288,7 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
 
 def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its descendants, since the ranks of a launcher survive it."""
-    import psutil  # noqa: PLC0415 - needed only after a failure
+    import psutil
 
     top = psutil.Process(process.pid)
     family = [*top.children(recursive=True), top]
@@ -344,9 +344,9 @@ def run_example_process(name: str, record: str, job_settings: str, seconds: str)
         job_settings: settings of ``examples.job.Job`` as a JSON object.
         seconds: time after which the launcher kills the process.
     """
-    from batchloom import open_store  # noqa: PLC0415 - only a process of an example needs torch
-    from batchloom.analysis.compare.witness import WitnessRecorder  # noqa: PLC0415
-    from batchloom.examples.job import Job, tiny_model  # noqa: PLC0415
+    from batchloom import open_store
+    from batchloom.analysis.compare.witness import WitnessRecorder
+    from batchloom.examples.job import Job, tiny_model
 
     faulthandler.dump_traceback_later(0.5 * float(seconds))
     recorder = WitnessRecorder(Path(record))

@@ -81,7 +81,7 @@ def check(
     verdict = _check_raw_or_prepared(path, check_raw_input, vocab_size, generation)
     if "processor" in verdict.facts:
         if media:
-            from batchloom.batches.media import check_media  # noqa: PLC0415 - few stores have media
+            from batchloom.batches.media import check_media
 
             check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
     elif missing_media is not None:
@@ -108,7 +108,7 @@ def _check_raw_or_prepared(
 
 
 def _check_raw(location: str, text_field: str | None, encoding: str | None) -> VerificationResult:
-    from batchloom.analysis.doctor.examination import check_raw  # noqa: PLC0415 - a store needs no preparation
+    from batchloom.analysis.doctor.examination import check_raw
 
     return check_raw(location, text_field, encoding)
 

@@ -335,7 +335,7 @@ class MemorySink:
     take_documents: Callable[[EncodedBatch, NDArray[np.void]], None]
     take_bad: Callable[[int, Sequence[BadRecord]], None] = lambda _number, _bad_records: None
 
-    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:  # noqa: ARG002
+    def add(self, batch: EncodedBatch, rows: NDArray[np.void], codes: NDArray[np.uint8]) -> None:
         self.take_documents(batch, rows)
 
     def add_columns(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:

@@ -86,7 +86,7 @@ def make_stager(spec: BatchSpec) -> BatchStager:
 def require_torch() -> None:
     """Raise MissingDependencyError when torch cannot be imported."""
     try:
-        import torch  # noqa: F401, PLC0415 - torch is optional and slow to import
+        import torch  # noqa: F401 - torch is optional and slow to import
     except ImportError as error:
         raise MissingDependencyError(
             "output='torch' needs torch, which is not installed: pip install 'batchloom[train]', "
@@ -95,7 +95,7 @@ def require_torch() -> None:
 
 
 def find_gpu(name: str) -> "torch.device":
-    import torch  # noqa: PLC0415 - torch is optional and slow to import
+    import torch
 
     _, _, number = name.partition(":")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -111,7 +111,7 @@ def find_gpu(name: str) -> "torch.device":
 
 def to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     """Return the batch with tensors that share the arrays' memory; plain numbers stay."""
-    import torch  # noqa: PLC0415 - torch is optional and slow to import
+    import torch
 
     return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
 
@@ -123,7 +123,7 @@ def _stage_shared(batch: Batch) -> StagedBatch:
 
 def _stage_packed(batch: Batch) -> StagedBatch:
     """Pack the batch into one block of CPU memory, like a GPU batch before its copy."""
-    import torch  # noqa: PLC0415 - torch is optional and slow to import
+    import torch
 
     parts = plan_array_layout(batch)
     block = torch.empty(parts[-1].stop, dtype=torch.uint8, device="cpu")
@@ -137,7 +137,7 @@ def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str,
 
     They are not autograd views: a compiled model guards on the base of a view.
     """
-    import torch  # noqa: PLC0415 - torch is optional and slow to import
+    import torch
 
     storage = block.untyped_storage()
     tensors = {}
@@ -157,7 +157,7 @@ class _PinnedBlock:
 
     def reserve(self, size: int) -> "torch.Tensor":
         """Return ``size`` bytes that no copy reads any more."""
-        import torch  # noqa: PLC0415 - torch is optional and slow to import
+        import torch
 
         if self.copied is not None:
             self.copied.synchronize()
@@ -177,7 +177,7 @@ class _CudaStager:
     """
 
     def __init__(self, device: "torch.device") -> None:
-        import torch  # noqa: PLC0415 - torch is optional and slow to import
+        import torch
 
         self._device = device
         self._pid = os.getpid()
@@ -188,7 +188,7 @@ class _CudaStager:
 
     def stage(self, batch: Batch) -> StagedBatch:
         """Start to copy a batch; its arrays may be changed after this returns."""
-        import torch  # noqa: PLC0415 - torch is optional and slow to import
+        import torch
 
         if os.getpid() != self._pid:
             raise InputError(

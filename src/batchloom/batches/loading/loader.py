@@ -156,7 +156,7 @@ class Loader:
             SettingsError: an invalid step number.
         """
         # The terminal's library is needed for this alone.
-        from batchloom.batches.loading.terminal_rows import print_rows  # noqa: PLC0415
+        from batchloom.batches.loading.terminal_rows import print_rows
 
         feed = require_plan_feed(self.feed, step)
         print_rows(feed.plan, step, feed.select_rows(feed.check_step(step))[0], rows)

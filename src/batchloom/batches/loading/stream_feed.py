@@ -69,7 +69,7 @@ class StreamFeed:
     def __len__(self) -> int:
         return self.stream.steps
 
-    def share_at(self, step: int) -> RankShare:  # noqa: ARG002 - all steps of a stream are alike
+    def share_at(self, step: int) -> RankShare:
         return self._share
 
     def iter_batches(self, run: Iteration) -> Generator[Batch]:

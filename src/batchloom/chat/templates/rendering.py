@@ -250,7 +250,7 @@ class TextJoiner:
         """Return False: messages are refused."""
         return False
 
-    def render(self, conversation: Conversation, *, with_strings: bool = False) -> ConversationText:  # noqa: ARG002 - of a template
+    def render(self, conversation: Conversation, *, with_strings: bool = False) -> ConversationText:
         """Return the prompt, its completion and the end token.
 
         A completion that has the end token already gets no second one. A prompt without completion stays as it is.

@@ -189,7 +189,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ARG002 - jinja2's form
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, _TemplateNamespace):
             return not attr.startswith("_")
         return any(isinstance(obj, kind) and attr in names for kind, names in costs.ATTRIBUTES.items())
@@ -235,7 +235,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise SecurityError(f"there is no filter {name!r}")
         return super().call_filter(name, *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - jinja2's form
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Count what an operation makes, and compute it."""
         if operator == "+":
             # The sum is at most twice as large as what was counted before.
@@ -420,7 +420,7 @@ class _SandboxTransformer(NodeTransformer):
         # Names of the loops around a node; None for one over several names.
         self._loops: list[nodes.Name | None] = []
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's form
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         """Mark where the rounds of a loop begin and end."""
         # What follows the loop is outside of it.
         following = node.else_
@@ -433,15 +433,15 @@ class _SandboxTransformer(NodeTransformer):
             node.body = [_mark_round("begin_round", item), *node.body, _mark_round("end_round", item)]
         return node
 
-    def visit_Continue(self, node: nodes.Stmt) -> nodes.Node | list[nodes.Node]:  # noqa: N802
+    def visit_Continue(self, node: nodes.Stmt) -> nodes.Node | list[nodes.Node]:
         if not self._loops:
             raise jinja2.TemplateSyntaxError(f"{type(node).__name__.lower()} is outside of a loop", node.lineno)
         item = self._loops[-1]
         return node if item is None else [_mark_round("end_round", item), node]
 
-    visit_Break = visit_Continue  # noqa: N815
+    visit_Break = visit_Continue
 
-    def visit_Macro(self, node: Any) -> nodes.Node:  # noqa: N802
+    def visit_Macro(self, node: Any) -> nodes.Node:
         """Count literals in every round of a loop and every call of a macro or block."""
         loops = self._loops
         self._loops = self._loops if isinstance(node, nodes.For) else []
@@ -452,13 +452,13 @@ class _SandboxTransformer(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))
         return node  # type: ignore[no-any-return]
 
-    visit_CallBlock = visit_Block = visit_Macro  # noqa: N815
+    visit_CallBlock = visit_Block = visit_Macro
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _apply_filter("concatenate", nodes.List(node.nodes).set_lineno(node.lineno))  # type: ignore[no-any-return]
 
-    def visit_List(self, node: Any) -> Any:  # noqa: N802
+    def visit_List(self, node: Any) -> Any:
         """Count a list, tuple or dict that is no constant, and no target of an assignment."""
         self.generic_visit(node)
         for pair in node.items if isinstance(node, nodes.Dict) else ():
@@ -470,9 +470,9 @@ class _SandboxTransformer(NodeTransformer):
             return _apply_filter("result", node) if getattr(node, "ctx", "load") == "load" else node
         return node
 
-    visit_Tuple = visit_Dict = visit_List  # noqa: N815
+    visit_Tuple = visit_Dict = visit_List
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """Check what is searched, and what is compared with a value that is no constant."""
         self.generic_visit(node)
         operands = [node.expr, *(operand.expr for operand in node.ops)]
@@ -489,7 +489,7 @@ class _SandboxTransformer(NodeTransformer):
             node.expr = _apply_filter("sought" if is_search else "compared", node.expr)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         """Count a slice, which is a copy."""
         self.generic_visit(node)
         return _apply_filter("copy", node) if isinstance(node.arg, nodes.Slice) else node

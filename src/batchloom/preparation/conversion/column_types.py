@@ -160,7 +160,7 @@ def _format_names(names: list[str]) -> str:
 
 def build_arrow_schema(shape: ColumnType) -> Any:
     """Return the Arrow schema of rows of this type."""
-    import pyarrow as pa  # noqa: PLC0415 - slow import that other outputs do not need
+    import pyarrow as pa
 
     if not shape.fields:
         raise UntabularError((), "the rows have no columns")

@@ -100,15 +100,15 @@ class ParquetRowFile:
     """A Parquet file with a known schema and row groups of about 32 MiB."""
 
     def __init__(self, file: IO[bytes] | io.RawIOBase, schema: Any) -> None:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+        import pyarrow.parquet as pq
 
         self._schema = schema
         self._writer: Any = pq.ParquetWriter(file, schema, compression="zstd")
         self._ready: list[Any] = []
         self._size = 0
 
-    def write(self, batch: Records, *, nan: bool) -> None:  # noqa: ARG002 - Parquet holds NaN
-        import pyarrow as pa  # noqa: PLC0415 - as above
+    def write(self, batch: Records, *, nan: bool) -> None:
+        import pyarrow as pa
 
         if batch.values:
             columns = [pa.array([row.get(field.name) for row in batch.values], field.type) for field in self._schema]
@@ -128,7 +128,7 @@ class ParquetRowFile:
         self._writer.is_open = False
 
     def _flush(self) -> None:
-        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow as pa
 
         if self._ready:
             table = pa.Table.from_batches(self._ready)

@@ -70,7 +70,7 @@ def list_media_by_stem(folder: str) -> MediaByStem:
     """List the media of a folder by file name stem, images first."""
     files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
     try:
-        for name in os.listdir(folder):  # noqa: PTH208 - names suffice, and there may be very many
+        for name in os.listdir(folder):
             kind = detect_medium_kind(name)
             if kind is not None and not name.startswith("."):
                 stem = name.rpartition(".")[0]

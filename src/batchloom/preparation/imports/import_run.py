@@ -84,7 +84,7 @@ class ImportRun:
         manifest = self._make_manifest(files, collect_subsets(work.store, shards), dtype, tokenizer)
         report = {
             "sources": msgspec.to_builtins(make_reported_sources(self._token_inputs)),
-            "out": os.path.abspath(work.out),  # noqa: PTH100
+            "out": os.path.abspath(work.out),
             "notes": self.notes,
         }
         return finish_plain_store(work.store, manifest, tokenizer.state(), report)

@@ -76,7 +76,7 @@ def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
     """Return the token files in ``inputs``: prefixes, files, and folders of prefixes."""
     token_inputs: list[TokenInput] = []
     for path_text, label in zip(inputs, make_input_labels(inputs), strict=True):
-        path = Path(os.path.expanduser(path_text))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+        path = Path(os.path.expanduser(path_text))
         if not path.is_dir():
             token_inputs.append(_find_input(path, label))
             continue
@@ -313,8 +313,8 @@ def _read_datatrove_ends(index: Path) -> NDArray[np.int64]:
 
 def _read_dolma_ends(index: Path) -> NDArray[np.int64]:
     """Return the ends of contiguous documents."""
-    import pyarrow as pa  # noqa: PLC0415 - heavy, and few files have such a list
-    from pyarrow import csv  # noqa: PLC0415
+    import pyarrow as pa
+    from pyarrow import csv
 
     options = csv.ReadOptions(autogenerate_column_names=True)
     try:

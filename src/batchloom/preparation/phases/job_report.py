@@ -34,7 +34,7 @@ def make_job_report(
         inputs=locations["inputs"],
         folder=locations["folder"],
         engine_note=results.tokenizer.engine.note,
-        out=decode_file_name(os.path.abspath(out)),  # noqa: PTH100
+        out=decode_file_name(os.path.abspath(out)),
         recipe_fingerprint=compute_recipe_fingerprint(results.recipe),
         started=log.started.isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
@@ -59,9 +59,7 @@ def _find_media_folders(results: JobResults) -> dict[str, str]:
     """Return the base folder of media paths by source; the store has none."""
     folders = {source.name: results.record_parsers.media_folder(source) for source in results.sources}
     return {
-        decode_file_name(name): decode_file_name(
-            redact_url(folder) if is_url(folder) else os.path.abspath(folder)  # noqa: PTH100
-        )
+        decode_file_name(name): decode_file_name(redact_url(folder) if is_url(folder) else os.path.abspath(folder))
         for name, folder in folders.items()
         if folder is not None
     }

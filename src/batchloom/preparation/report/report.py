@@ -438,7 +438,7 @@ def write_report_page(report: PrepareReport, path: Path) -> None:
 
 
 def render_report_page(report: PrepareReport) -> str:
-    from markupsafe import Markup  # noqa: PLC0415 - installed with jinja2, whose import is slow
+    from markupsafe import Markup
 
     filters: dict[str, Callable[..., object]] = {
         "count_or_none": lambda number: f"{number:,}" if number else "-",

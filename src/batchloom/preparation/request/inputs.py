@@ -305,7 +305,7 @@ class _DatasetLocator:
             return _format_hub_name(entry, location, has_rows=has_rows), entry.split if has_rows else None
         if self.config_location.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
             return entry.path, None
-        if not (is_glob(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
+        if not (is_glob(path) and os.path.isdir(strip_wildcard_part(path))):
             self.missing.append((location, path))
             self.has_hub_name = self.has_hub_name or (not entry.data_folder and parse_hub_name(entry.path) is not None)
         return path, entry.split
@@ -345,7 +345,7 @@ class _DatasetLocator:
         if not folder:
             return entry.path
         inside = entry.path.removeprefix(f"{folder}/")
-        if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):  # noqa: PTH117
+        if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):
             raise _make_outside_folder_error(location, redact_url(entry.path), f"its data_folder {redact_url(folder)}")
         if not is_url(folder):
             raise _make_outside_folder_error(location, redact_url(entry.path), f"its data_folder {entry.data_folder}")
@@ -367,25 +367,25 @@ class _DatasetLocator:
         """Return the local path of a data set."""
         config_folder = "" if self.config_location.file is None else str(self.config_location.file.parent)
         # Absolute paths are free; relative ones must stay below their base folder.
-        folder = os.path.expanduser(strip_file_scheme(entry.data_folder or ""))  # noqa: PTH111
-        if folder and not os.path.isabs(folder):  # noqa: PTH117
-            full = os.path.join(config_folder, folder)  # noqa: PTH118
+        folder = os.path.expanduser(strip_file_scheme(entry.data_folder or ""))
+        if folder and not os.path.isabs(folder):
+            full = os.path.join(config_folder, folder)
             if self._is_confined:
                 self._check_inside(full, config_folder, location, entry.data_folder or "", "the folder of the manifest")
             folder = full
-        path = os.path.expanduser(strip_file_scheme(entry.path))  # noqa: PTH111
+        path = os.path.expanduser(strip_file_scheme(entry.path))
         root = folder or config_folder
-        full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
+        full = os.path.normpath(os.path.join(root, path))
         if folder:
             self._check_inside(full, root, location, entry.path, f"its data_folder {entry.data_folder}")
-        elif not os.path.isabs(path) and self._is_confined:  # noqa: PTH117
+        elif not os.path.isabs(path) and self._is_confined:
             self._check_inside(full, root, location, entry.path, "the folder of the manifest")
         return full
 
     def _check_inside(self, full: str, root: str, location: str, path_setting: str, folder_description: str) -> None:
         """Refuse a path outside a folder, by its parts or through a link."""
-        plain = os.path.abspath(full)  # noqa: PTH100
-        begin = os.path.abspath(root or ".")  # noqa: PTH100
+        plain = os.path.abspath(full)
+        begin = os.path.abspath(root or ".")
         if not is_inside(plain, begin):
             raise _make_outside_folder_error(location, path_setting, folder_description)
         top = self._links.resolve(begin)
@@ -440,7 +440,7 @@ def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
 def _split_path(entry: DatasetEntry, path: str, location: str) -> tuple[str, str | None]:
     """Return the folder of a split; else the path of a data set and the split."""
     inside = f"{path}/{entry.split}"
-    if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
+    if entry.split and "/" not in entry.split and os.path.isdir(inside):
         return _check_hub_settings(replace(entry, split=None), inside, location), None
     return _check_hub_settings(entry, path, location), entry.split
 
@@ -480,7 +480,7 @@ def is_manifest_path(value: object) -> bool:
     if not isinstance(value, str) or is_url_or_stdin(value):
         return False
     is_pattern = is_glob(value) and not os.path.lexists(value)
-    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_pattern and not os.path.isdir(value)  # noqa: PTH112
+    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_pattern and not os.path.isdir(value)
 
 
 def split_sample_count(value: object) -> tuple[Any, int | None]:

@@ -212,7 +212,7 @@ def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
 class _RecipeDumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
     """YAML dumper that quotes texts so that ``read_yaml`` reads them as texts."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is the parent's
+    def ignore_aliases(self, data: Any) -> bool:
         """Return True: write equal values in full each time."""
         return True
 
@@ -240,11 +240,11 @@ class _ReportedLocations(msgspec.Struct, frozen=True):
 def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
     """Return the inputs as given and the current folder, for ``report.json``."""
     try:
-        folder = os.getcwd()  # noqa: PTH109
+        folder = os.getcwd()
     except FileNotFoundError:
         folder = ""  # the folder was deleted, so relative inputs cannot be resolved
     locations = [
-        redact_url(input_path) if is_url_or_stdin(input_path) else os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
+        redact_url(input_path) if is_url_or_stdin(input_path) else os.path.expanduser(strip_file_scheme(input_path))
         for input_path in inputs
     ]
     return {"inputs": [decode_file_name(location) for location in locations], "folder": decode_file_name(folder)}
@@ -411,7 +411,7 @@ def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) ->
     missing = []
     recorded_paths = reported.inputs if reported is not None and len(reported.inputs) == len(labels) else labels
     for number, (label, recorded_path) in enumerate(zip(labels, recorded_paths, strict=True)):
-        if os.path.isabs(recorded_path):  # noqa: PTH117
+        if os.path.isabs(recorded_path):
             locations[number] = recorded_path
         if recorded_path == STANDARD_INPUT or not _location_exists(locations[number], of_hub=of_hub):
             missing.append(label)

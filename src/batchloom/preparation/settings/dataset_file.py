@@ -37,7 +37,7 @@ class ConfigLocation:
 
     def resolve_path(self, name: str) -> str:
         """Return a name as a path in the file's folder if it exists there, else as it is."""
-        if self.file is None or os.path.isabs(name):  # noqa: PTH117
+        if self.file is None or os.path.isabs(name):
             return name
         path = self.file.parent / name
         # Without the dot, ./gpt2 would be a tokenizer name.

@@ -31,7 +31,7 @@ def _find_path_problem(value: object) -> str:
 
 def _expand_home(value: object) -> object:
     """Return a path with ``~`` replaced; other values unchanged."""
-    return os.path.expanduser(os.fspath(value)) if isinstance(value, str | os.PathLike) else value  # noqa: PTH111
+    return os.path.expanduser(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
 def _find_image_settings_problem(value: object) -> str:

@@ -45,7 +45,7 @@ class UnitColumns:
 
     def take(self, rows: NDArray[np.void]) -> "pa.Table | None":
         """Return columns of documents, [D], null where a record has none; None if all are."""
-        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow as pa
 
         keys = compute_pair_numbers(rows["part"], rows["record"])
         indices = np.minimum(self.keys.searchsorted(keys), len(self.keys) - 1)
@@ -65,14 +65,14 @@ class UnitColumnsWriter:
     def add(self, part: int, columns: Mapping[int, Mapping[str, Any]]) -> None:
         """Append the columns of records of a part, by record."""
         if columns:
-            import pyarrow as pa  # noqa: PLC0415 - heavy, and few units have columns
+            import pyarrow as pa
 
             keys = compute_pair_numbers(np.full(len(columns), part, np.uint32), np.array([*columns], np.uint64))
             self.write(UnitColumns(keys, pa.Table.from_pylist([*columns.values()])))
 
     def write(self, columns: UnitColumns) -> None:
         """Append columns."""
-        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow as pa
 
         table = columns.table.add_column(0, _KEY, pa.array(columns.keys))
         with wrap_write_errors(self._path):
@@ -101,7 +101,7 @@ def read_unit_columns(folder: Path) -> UnitColumns | None:
     path = folder / COLUMNS_NAME
     if not path.exists():
         return None
-    import pyarrow as pa  # noqa: PLC0415 - as above
+    import pyarrow as pa
 
     with translate_read_errors(path):
         try:

@@ -45,7 +45,7 @@ def make_executor(
     """
     if execution.engine == "ray":
         # Ray takes half a second to import.
-        from batchloom.preparation.workers.ray_cluster import RayExecutor  # noqa: PLC0415
+        from batchloom.preparation.workers.ray_cluster import RayExecutor
 
         max_workers = None if execution.workers == "auto" else execution.workers
         return RayExecutor(setup, execution.address, max_workers, execution.memory_per_worker, shared)

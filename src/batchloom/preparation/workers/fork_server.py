@@ -160,7 +160,7 @@ class ForkServer:
         Raises:
             EOFError, OSError: the server has ended.
         """
-        answer = pickle.loads(self.pipe.recv_bytes())  # noqa: S301 - sent by our own process
+        answer = pickle.loads(self.pipe.recv_bytes())
         self.is_ready = answer is None
         return answer  # type: ignore[no-any-return]
 
@@ -176,7 +176,7 @@ class ForkServer:
             self.pipe.send_bytes(pickle.dumps(_ForkRequest()))
             with socket.socket(fileno=os.dup(self.pipe.fileno())) as endpoint:
                 socket.send_fds(endpoint, [b"\0"], [child_fd])
-            answer = pickle.loads(self.pipe.recv_bytes())  # noqa: S301 - sent by our own process
+            answer = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             connection.close()
             raise
@@ -191,7 +191,7 @@ class ForkServer:
         """Wait for the exit status of a worker; None after ``seconds`` without one."""
         try:
             self.pipe.send_bytes(pickle.dumps(_ExitStatusRequest(pid, seconds)))
-            return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return] # noqa: S301 - our own process
+            return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, OSError):
             # The server has ended. On Linux the kernel ended its workers; elsewhere they end when their pipe closes.
             return -signal.SIGKILL
@@ -299,7 +299,7 @@ def _end_with_parent(parent: int) -> None:
     It does so even while native code holds the GIL.
     """
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - needed on Linux only
+        import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -309,7 +309,7 @@ def _end_with_parent(parent: int) -> None:
 def _answer_requests(pipe: Connection) -> None:
     task_function: TaskFunction | None = None
     while True:
-        request = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
+        request = pickle.loads(pipe.recv_bytes())
         if isinstance(request, _ExitStatusRequest):
             answer: object = _wait_for_exit(request)
         elif isinstance(request, _ForkRequest):
@@ -323,9 +323,9 @@ def _answer_requests(pipe: Connection) -> None:
         else:
             try:
                 if isinstance(request, _CallRequest):
-                    pickle.loads(request.function)()  # noqa: S301 - bytes of the coordinator
+                    pickle.loads(request.function)()
                     continue
-                task_function = pickle.loads(request.setup)()  # noqa: S301 - bytes of the coordinator
+                task_function = pickle.loads(request.setup)()
                 answer = None
             except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
                 pipe.send_bytes(encode_failure(-1, error))
@@ -388,7 +388,7 @@ def _watch_pipe(pipe: int) -> None:
 def _serve_tasks(pipe: Connection, task_function: TaskFunction) -> None:
     while True:
         pipe.send_bytes(pickle.dumps(TaskRequest()))
-        number, task = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
+        number, task = pickle.loads(pipe.recv_bytes())
 
         def send_message(message: Any, number: int = number) -> None:
             pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))

@@ -32,7 +32,7 @@ class InlineExecutor:
     def submit(self, number: int, task: Any) -> None:
         self._waiting.append((number, task))
 
-    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:  # noqa: ARG002 - nothing to wait for
+    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """Return the next event; runs the first queued task, however long it takes."""
         if not self._events and self._waiting:
             self._do(*self._waiting.popleft())

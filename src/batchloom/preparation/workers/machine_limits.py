@@ -25,7 +25,7 @@ def count_cores() -> int:
 
 def measure_free_memory() -> int:
     """Return the bytes of memory for workers, by system and container limits."""
-    import psutil  # noqa: PLC0415 - needed only when workers start
+    import psutil
 
     free = int(psutil.virtual_memory().available)
     cgroup_memory = read_memory_left(_PROCESS_CGROUPS, _CGROUPS)
@@ -37,7 +37,7 @@ def measure_process_memory(process: int) -> int:
 
     Mapped files count in the resident set, but the system can reclaim them, so they are subtracted.
     """
-    import psutil  # noqa: PLC0415 - needed only with a memory limit
+    import psutil
 
     try:
         memory_info = psutil.Process(process).memory_info()

@@ -177,7 +177,7 @@ class ProcessPool:
     def _handle_message(self, worker: _PoolWorker) -> TaskMessage | TaskResult | TaskLoss | None:
         """Receive one message of a worker."""
         try:
-            message = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - sent by our own process
+            message = pickle.loads(worker.pipe.recv_bytes())
         except (EOFError, OSError):
             return self._handle_exit(worker)
         if isinstance(message, TaskRequest):

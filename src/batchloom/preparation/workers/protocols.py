@@ -100,7 +100,7 @@ def encode_failure(number: int, error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         pickled_failure = pickle.dumps(TaskFailure(number, error, text), protocol=5)
-        restored_error = pickle.loads(pickled_failure).error  # noqa: S301 - bytes pickled just above
+        restored_error = pickle.loads(pickled_failure).error
         if type(restored_error) is type(error) and str(restored_error) == str(error):
             return pickled_failure
     except Exception:  # noqa: BLE001, S110 - pickling may raise anything; the text is sent instead

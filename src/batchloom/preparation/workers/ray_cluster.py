@@ -107,7 +107,7 @@ _running_tasks: dict[str, tuple[int, Callable[[RayMessage], None]]] = {}
 
 def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:
     """Run one task; it is unpickled here, so that errors in it are reported."""
-    import ray  # noqa: PLC0415 - this module is also imported where no task runs
+    import ray
 
     def send(message: RayMessage) -> None:
         ray.get(mailbox.put.remote(message))
@@ -118,10 +118,10 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
         _check_shared_folder(job, ray.util.get_node_ip_address())
         if job.key not in _task_functions:
             _task_functions.clear()
-            _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - bytes of the coordinator
+            _task_functions[job.key] = pickle.loads(setup)()
             threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
         _running_tasks["task"] = (serial, send)
-        number, value = pickle.loads(pickled_task)  # noqa: S301 - bytes of the coordinator
+        number, value = pickle.loads(pickled_task)
         return run_task(number, _task_functions[job.key], value, lambda message: send(RayMessage(serial, message)))
     except MemoryError:
         send(RayMessage(serial, last=OUT_OF_MEMORY))
@@ -375,7 +375,7 @@ class RayExecutor:
         errors = self._ray.exceptions
         exit_reason = self._exit_reasons.pop(task.serial, "")
         try:
-            result = pickle.loads(self._ray.get(reference))  # noqa: S301 - sent by our own process
+            result = pickle.loads(self._ray.get(reference))
         except errors.RayTaskError as error:
             return WorkerError(_describe_task_error(error))
         except errors.OutOfMemoryError:
@@ -403,8 +403,8 @@ def _import_ray(address: str | None) -> Any:
         # Without it even a local Ray listens on the network; ray reads it on import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
-        import ray  # noqa: PLC0415 - slow import that few runs need
-        import ray.util.scheduling_strategies  # noqa: PLC0415
+        import ray
+        import ray.util.scheduling_strategies
     except ImportError as error:
         raise MissingDependencyError(
             "--engine ray needs ray: pip install 'batchloom[ray]', or use --workers on this machine."

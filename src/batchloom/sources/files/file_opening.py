@@ -52,7 +52,7 @@ def open_location(location: str, size: int, stamp: int) -> BinaryIO:
     """Open the file at a location for reading and seeking."""
     path = find_local_path(location, size)
     # The caller closes it.
-    return open_remote_file(location, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123
+    return open_remote_file(location, size, stamp) if path is None else open(path, "rb")
 
 
 def get_pinned_revision(url: str) -> str:
@@ -66,14 +66,14 @@ def find_cached_copy(url: str, size: int) -> str | None:
     """Return the path of the downloaded copy of a pinned file, or None."""
     if not get_pinned_revision(url):
         return None
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
+    from huggingface_hub import try_to_load_from_cache
 
     repo, commit, inside = split_pinned_url(url)
     cached_path = try_to_load_from_cache(repo, inside, repo_type="dataset", revision=commit)
     if not isinstance(cached_path, str):
         return None
     with contextlib.suppress(OSError):
-        if os.stat(cached_path).st_size == size:  # noqa: PTH116 - paths remain strings
+        if os.stat(cached_path).st_size == size:
             return cached_path
     return None
 
@@ -380,7 +380,7 @@ class _StreamDecompressor:
 
 
 def _make_lz4_decompressor() -> Any:
-    import lz4.frame  # noqa: PLC0415 - few files need it
+    import lz4.frame
 
     return lz4.frame.LZ4FrameDecompressor()
 

@@ -124,7 +124,7 @@ def _guess_encodings(data: bytes, at: int) -> list[tuple[str, str]]:
 
     A short text fits several: only its reader knows which is right.
     """
-    from charset_normalizer import from_bytes  # noqa: PLC0415 - most inputs are UTF-8
+    from charset_normalizer import from_bytes
 
     # Most encodings have the same characters below 128, and none of these inside a longer one but letters.
     start = max(data.rfind(separator, 0, max(0, at - _GUESSED_BYTES)) for separator in (b" ", b'"', b"\n")) + 1

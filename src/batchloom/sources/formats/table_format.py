@@ -186,7 +186,7 @@ class _ArrowGroups:
         local_path = find_local_path(source.path, source.size) if source.member is None else None
         self._mapped: mmap.mmap | None = None
         if large and local_path:
-            with open(local_path, "rb") as table:  # noqa: PTH123 - paths remain strings
+            with open(local_path, "rb") as table:
                 self._mapped = mmap.mmap(table.fileno(), 0, access=mmap.ACCESS_READ)
         self._starts = [message.start for message in self._messages if message.kind == _BATCH]
         # This also applies if mapping is impossible: parts must not depend on a file's location.

@@ -131,7 +131,7 @@ def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
 
 def main(descriptor: int) -> None:
     """Open the tables that arrive through a pipe and answer each, until it closes."""
-    from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - loads pyarrow
+    from batchloom.sources.formats.table_format import TableReader
 
     with Connection(descriptor) as pipe:
         while True:

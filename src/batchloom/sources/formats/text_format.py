@@ -32,7 +32,7 @@ class FixedDelimiter:
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
 
-    def first_end(self, buffer: bytes, *, final: bool) -> int:  # noqa: ARG002 - a match is always certain
+    def first_end(self, buffer: bytes, *, final: bool) -> int:
         """Return the end of the first delimiter, -1 if none is certain."""
         start = buffer.find(self._mark)
         return start + len(self._mark) if start >= 0 else -1

@@ -233,8 +233,8 @@ def _read_response(data: bytes) -> str | DroppedText:
 @cache
 def _import_parsers() -> tuple[Any, Any, Any, CleanFunction]:
     try:
-        from fastwarc.warc import ArchiveIterator  # noqa: PLC0415 - optional
-        from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5  # noqa: PLC0415
+        from fastwarc.warc import ArchiveIterator
+        from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
     except ImportError:
         raise MissingDependencyError(
             f"To read the responses of web archives, install resiliparse: {_INSTALL}"

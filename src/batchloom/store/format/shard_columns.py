@@ -23,7 +23,7 @@ _GROUP_ROWS = 1 << 12
 
 def encode_columns(table: "pa.Table") -> bytes:
     """Return a shard's complete ``.parquet``; its bytes depend on Arrow's version."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, and few stores have columns
+    import pyarrow.parquet as pq
 
     output = BytesIO()
     # One chunk: the bytes must not depend on the batches in which the records were read.
@@ -43,8 +43,8 @@ def read_columns(path: Path, view: memoryview, documents: int, rows: NDArray[np.
     Raises:
         StoreError: it is no Parquet file, or has another number of rows.
     """
-    import pyarrow as pa  # noqa: PLC0415 - as above
-    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(pa.BufferReader(view))

@@ -147,7 +147,7 @@ class SubsetReader(SubsetFiles):
         """Read token ranges; see :meth:`Store.read`."""
         raise NotImplementedError
 
-    def locate(self, documents: Ids) -> MappedSpans | None:  # noqa: ARG002 - only local documents are mapped
+    def locate(self, documents: Ids) -> MappedSpans | None:
         """Return where documents are mapped; None if they have to be read."""
         return None
 

@@ -90,7 +90,7 @@ class SyntheticReader(SubsetReader):
         stops = np.cumsum(lengths).tolist()
         return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
             compute_checksum(self.document(number, length).astype("<u4").data)
@@ -108,7 +108,7 @@ class SyntheticReader(SubsetReader):
     def read_tokenizer(self) -> UnknownTokenizer:
         return make_synthetic_tokenizer(self._data)
 
-    def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
+    def read_manifest(self, generation: int | None = None) -> Manifest:
         raise make_missing_store_error(Path(self.name))
 
 

@@ -72,7 +72,7 @@ def make_attention_mask(position_ids: Tensor) -> Tensor:
 
 def make_flex_mask(position_ids: Tensor) -> BlockMask:
     """Return the mask of :func:`make_attention_mask` for flex_attention."""
-    from torch.nn.attention import flex_attention as flex  # noqa: PLC0415
+    from torch.nn.attention import flex_attention as flex
 
     spans = (position_ids == 0).cumsum(1)
 
@@ -88,7 +88,7 @@ def _get_flex_attention() -> Callable[..., Tensor]:
 
     Uncompiled it builds the full score matrix.
     """
-    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
+    from torch.nn.attention.flex_attention import flex_attention
 
     # The compiler warns about cached functions in what it compiles.
     if torch.compiler.is_compiling():
@@ -98,7 +98,7 @@ def _get_flex_attention() -> Callable[..., Tensor]:
 
 @cache
 def _compile_flex_attention() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
+    from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 

@@ -479,7 +479,7 @@ def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | N
 
 
 def _parse_tokenizer(definition: str) -> "Tokenizer":
-    from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from scratch
+    from tokenizers import Tokenizer
 
     return Tokenizer.from_str(definition)
 
