@@ -183,7 +183,7 @@ def install_short_file_handler() -> ctypes.CDLL | None:
 
 @cache
 def find_mapped_files_library() -> ctypes.CDLL | None:
-    """Return the library that names files that become shorter; None without a compiler."""
+    """Return the library that names shorter files; None without a compiler."""
     return find_library(MAPPED_FILES_SOURCE, "A file that becomes shorter while it is read is not named")
 
 
