@@ -64,6 +64,13 @@ def list_trained_counts(store, **options):
     return [loader.trained_tokens(step) for step in range(6)]
 
 
+def explain_trained_count(out, step, capsys):
+    capsys.readouterr()
+    assert run_command_line(["explain", str(out), "--step", str(step), "--json"]) == 0
+    sequences = json.loads(capsys.readouterr().out)["sequences"]
+    return sum(span["trained"] for sequence in sequences for span in sequence["spans"])
+
+
 REMOVED = range(0, 150, 3)
 
 
@@ -84,6 +91,8 @@ def test_documents_removed_since_are_padding_from_the_resume_on(store, args, tmp
     assert "53 documents" in capsys.readouterr().err
     last = list_trained_counts(store, generation=1, removals=4)
     assert read_trained_counts(out) == [*before[:3], after[3], *last[4:]]
+    # What was removed later was trained.
+    assert [explain_trained_count(out, step, capsys) for step in range(6)] == read_trained_counts(out)
 
 
 def test_removed_documents_are_trained_only_if_their_generation_is_chosen(store, args, tmp_path, capsys):
@@ -96,6 +105,7 @@ def test_removed_documents_are_trained_only_if_their_generation_is_chosen(store,
     assert train("--data", store, "--out", out, "--resume", "--generation", 1) == 0
     assert "removed" not in capsys.readouterr().err
     assert read_steps(out) == read_steps(reference)
+    assert explain_trained_count(out, 4, capsys) == read_trained_counts(out)[4]
 
 
 def test_a_chosen_generation_needs_no_path(store, args, tmp_path, capsys):
@@ -176,7 +186,9 @@ def test_removals_of_a_mixture(store, args, tmp_path, capsys):
     assert "50 documents (1,148 tokens)" in capsys.readouterr().err
     stores = {"a": open_store(store, generation=1, removals=2), "b": open_store(other)}
     loader = Loader(Mixture(stores=stores, weights={"a": 1, "b": 1}), seq_len=32, global_batch_size=4, steps=6)
-    assert read_trained_counts(tmp_path / "run")[3:] == [loader.trained_tokens(step) for step in range(3, 6)]
+    trained = read_trained_counts(tmp_path / "run")
+    assert trained[3:] == [loader.trained_tokens(step) for step in range(3, 6)]
+    assert [explain_trained_count(tmp_path / "run", step, capsys) for step in (0, 2, 3)] == [trained[0], *trained[2:4]]
 
 
 def test_a_run_remembers_where_its_data_are(store, args, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Plans to report on: of stores, mixtures or a checkpoint; without torch."""
 
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -259,8 +260,12 @@ class PlanRequest:
     settings: Annotated[Mapping[str, Any], PlanSpec] = field(default_factory=dict)
 
 
-def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
+def resolve_plan(request: PlanRequest, step: int | None = None) -> tuple[Plan, SavedPosition | None]:
     """Return the requested plan, and the checkpoint it was made from.
+
+    Args:
+        request: data and settings of the plan.
+        step: step of a run that is reported on: what was removed later was trained in it.
 
     Raises:
         SettingsError: settings are missing, unknown or contradict each other; lists every problem.
@@ -281,7 +286,8 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         sources = saved_position.state["identity"].get("sources", {})
         names = [name for name in sources if name != SOURCE]
         run_data = _find_run_data(request, saved_position.run, saved_position.path, names)
-        stores = _open_checkpoint_stores(request, run_data, saved_position)
+        removals = _find_removals(saved_position, step)
+        stores = _open_checkpoint_stores(request, run_data, saved_position, removals)
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
     data = _open_request_data(request)
     missing = [
@@ -444,23 +450,47 @@ def _find_run_data(request: PlanRequest, run: RunFiles, path: Path, sources: Col
 
 
 def _open_checkpoint_stores(
-    request: PlanRequest, data: str | Mixture, saved_position: SavedPosition
+    request: PlanRequest, data: str | Mixture, saved_position: SavedPosition, removals: Mapping[str, int | None]
 ) -> dict[str, PlanStore]:
-    """Open the stores of a checkpoint, in its generations if they are known."""
+    """Open the stores of a checkpoint, in its generations if they are known.
+
+    ``removals`` are those in force, by source; without an entry those of the newest generation.
+    """
     source_entries = dict(saved_position.state["identity"].get("sources", {}))
     for edit in saved_position.state.get("edits", ()):
         source_entries |= edit.get("added") or {}
     if isinstance(data, Mixture):
-        return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in data.stores.items()}
+        return {
+            name: _open_initial_generation(store, source_entries.get(name), removals.get(name, _NEWEST))
+            for name, store in data.stores.items()
+        }
     if SOURCE not in source_entries:
         raise InputError(
             f"The run was on a mixture of {', '.join(source_entries)}; one store is given. Give --mixture with the "
             "run's file, or the paths of its stores."
         )
     store = open_store(data, request.split, generation=request.generation)
-    return {
-        SOURCE: store if request.generation is not None else _open_initial_generation(store, source_entries[SOURCE])
-    }
+    if request.generation is None:
+        store = _open_initial_generation(store, source_entries[SOURCE], removals.get(SOURCE, _NEWEST))
+    return {SOURCE: store}
+
+
+def _find_removals(saved_position: SavedPosition, step: int | None) -> dict[str, int | None]:
+    """Return the generation whose removals were in force in a step of a run, by source.
+
+    It is None if there were none. A step to come has no entries.
+    """
+    log = saved_position.run.log
+    if step is None or saved_position.step is None or step >= saved_position.step or not log.is_file():
+        return {}
+    data: Mapping[str, Any] = {}
+    with log.open(encoding="utf-8") as lines:
+        for line in lines:
+            # A run is resumed at a checkpoint, and may do steps again: the last start before a step counts.
+            if line.startswith('{"kind": "start"') and (start := json.loads(line))["step"] <= step:
+                data = start["run"]["data"]
+    places = data.get("places") or {SOURCE: data}
+    return {name: place.get("removals") for name, place in places.items()}
 
 
 def _check_not_stream(saved_position: SavedPosition) -> None:
@@ -475,8 +505,12 @@ def _check_not_stream(saved_position: SavedPosition) -> None:
         )
 
 
-def _open_initial_generation(store: S, source_entry: Mapping[str, Any] | None) -> S:
-    """Open a store in the generation a run started on, without what was removed since.
+# The removals of the newest generation of a store.
+_NEWEST = -1
+
+
+def _open_initial_generation(store: S, source_entry: Mapping[str, Any] | None, removals: int | None = _NEWEST) -> S:
+    """Open a store in the generation a run started on, without what ``removals`` removed.
 
     Returns it unchanged if no generation of it is the one of the run.
     """
@@ -485,7 +519,8 @@ def _open_initial_generation(store: S, source_entry: Mapping[str, Any] | None) -
     number = store.contents.find_generation(str(source_entry.get("store")))
     if number is None or number == store.location.generation:
         return store
-    options = {**store.location.options, "generation": number, "removals": store.location.generation}
+    newest = store.location.generation
+    options = {**store.location.options, "generation": number, "removals": newest if removals == _NEWEST else removals}
     opened: S = store.location.open(store.location.address, store.split, **options)
     return opened
 

@@ -37,7 +37,7 @@ def explain(
     """Show the documents of a step, and where they come from."""
     request = PlanRequest(store=store, **settings)
     with print_log():
-        plan, _ = resolve_plan(request)
+        plan, _ = resolve_plan(request, step)
         sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
     label = make_data_label(plan)
     values = {"step": step, "fingerprint": plan.fingerprint, **label, "sequences": sequences}
