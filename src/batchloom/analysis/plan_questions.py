@@ -476,9 +476,9 @@ def _open_checkpoint_stores(
 
 
 def _find_removals(saved_position: SavedPosition, step: int | None) -> dict[str, int | None]:
-    """Return the generation whose removals were in force in a step of a run, by source.
+    """Return the removals in force in a step of a run, by source.
 
-    It is None if there were none. A step to come has no entries.
+    They are those of a generation, None if there were none. A step to come has no entries.
     """
     log = saved_position.run.log
     if step is None or saved_position.step is None or step >= saved_position.step or not log.is_file():
@@ -510,7 +510,7 @@ _NEWEST = -1
 
 
 def _open_initial_generation(store: S, source_entry: Mapping[str, Any] | None, removals: int | None = _NEWEST) -> S:
-    """Open a store in the generation a run started on, without what ``removals`` removed.
+    """Open a store in the generation a run started on, less some removals.
 
     Returns it unchanged if no generation of it is the one of the run.
     """
