@@ -193,7 +193,7 @@ def test_a_run_on_real_data_does_not_resume_on_synthetic_data(config, tmp_path, 
     assert train(*args, "--stop-at", 3) == 0
     store.path.rename(tmp_path / "moved")
     assert train(*args, "--resume", "--if-missing", "synthetic") == 1
-    assert f"was started on {store.path}, and dummy" in capsys.readouterr().err
+    assert f"was started on {store.path}, and distributed_dummy" in capsys.readouterr().err
     args[1] = TEXT
     assert train(*args, "--resume") == 1
     assert f"was started on {store.path}, and dummy" in capsys.readouterr().err
