@@ -95,7 +95,7 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     assert [pair[1:] for pair in read_pairs(tmp_path / "one")] == [pair[1:] for pair in read_pairs(tmp_path / "whole")]
     expected, out, runs = hash_store_files(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
-    while prepare_until_killed({"open"}, 110, inputs, out, **SETTINGS):
+    while prepare_until_killed({"open"}, 140, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2
