@@ -218,7 +218,7 @@ def _check_bad_records(manifest: Manifest, unfit: int, recipe: Recipe, out: Path
     """Raise if a finished store was made of more bad records than are allowed now.
 
     Returns:
-        How many more are allowed, of which ``unfit`` are in files that are left out.
+        The number of further bad records that are allowed; the ``unfit`` ones, of files left out, do not count.
     """
     bad = manifest.counts.quarantined - unfit
     records = manifest.counts.records

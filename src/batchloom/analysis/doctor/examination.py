@@ -253,7 +253,7 @@ class Examination:
                 if isinstance(error, DamagedFileError | SchemaError) and not is_named(source, self._recipe):
                     unfit.append((source, error))
                     if isinstance(error, DamagedFileError):
-                        # It stands for no other file.
+                        # A damaged file says nothing about others of its form.
                         sample.damaged.append((source, error))
                         faults.append((source, fault))
                         continue

@@ -148,7 +148,7 @@ _OTHER_NAMES = {
     "generation": "it open_store(path, generation=...)",
     **{field.name: f"media=MediaOptions({field.name}=...)" for field in fields(MediaOptions)},
 }
-# Arguments of other loaders for what this one has from elsewhere.
+# Arguments of other loaders that this one does not need, and why.
 _NEEDLESS_NAMES = {
     "tokenizer": "the store has it",
     "collate_fn": "batches are complete",

@@ -193,7 +193,7 @@ class UnitCounts:
 
 
 def _describe_unusable(source: Source, records: int, first_reason: str) -> str:
-    """Describe a file of which every record is bad."""
+    """Describe a file without a good record."""
     if not FORMATS[source.kind].method and records == 1:
         return f"{source.name} cannot be used: {first_reason}."
     which = "its only record is bad" if records == 1 else f"all its {records:,} records are bad, first"

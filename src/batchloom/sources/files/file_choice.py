@@ -65,7 +65,10 @@ def describe_patterns(include: Sequence[str], exclude: Sequence[str]) -> str:
 
 
 def describe_nothing_chosen(name: str, example: str, include: Sequence[str], exclude: Sequence[str]) -> str:
-    """Describe an input of which patterns leave out every file, such as ``example``."""
+    """Describe an input without a file that the patterns choose.
+
+    ``example`` is one that they leave out.
+    """
     patterns = describe_patterns(include, exclude)
     # A shell replaces a pattern without quotes by the files of its folder.
     is_expanded = include and not any(character in "".join(include) for character in "*?[")
